@@ -68,7 +68,7 @@ func BenchmarkHandle(b *testing.B) {
 	}
 }
 
-// BenchmarkServe has clients ask over loopback: "cluster" is answered by a cluster that takes no time, "upstream" is
+// BenchmarkServe measures queries over loopback: "cluster" is answered by a cluster that takes no time, "upstream" is
 // forwarded to a server on loopback, "direct" asks that server itself.
 func BenchmarkServe(b *testing.B) {
 	upstream := newFakeServer(b, ".", outsideZone)

@@ -17,8 +17,8 @@ const (
 	maxCached     = 1024    // answers
 	maxCachedSize = 4 << 10 // bytes of an answer as a message
 	maxForgotten  = 64      // Services; if more have changed at once, all answers are forgotten
-	// maxStale is the time after its TTL for which an answer is served, with staleTTL, while the cluster's DNS gives
-	// none.
+	// maxStale is the time after its TTL for which the cache serves an answer, with staleTTL, while the cluster's DNS
+	// gives none.
 	maxStale = 30 * time.Second
 	staleTTL = 1
 )
@@ -39,7 +39,7 @@ type Cache struct {
 	stale       atomic.Int64
 
 	mu      sync.Mutex // held by Forget, and while an answer is added
-	forgets int        // calls of Forget: what was asked before the last one is not kept
+	forgets int        // calls of Forget; an answer to an earlier query is not kept
 }
 
 // queryKey is equal for queries of one cluster with the same answer.
@@ -55,7 +55,7 @@ type cachedAnswer struct {
 	ttl   time.Duration
 }
 
-// NewCache returns a cache for next. interrupted reports whether it is useless to ask next now.
+// NewCache returns a cache for next. interrupted reports whether next cannot answer at the moment.
 func NewCache(next Handler, interrupted func() bool) *Cache {
 	answers, err := lru.New[queryKey, cachedAnswer](maxCached)
 	if err != nil {
@@ -91,7 +91,7 @@ func (c *Cache) Stale() int64 { return c.stale.Load() }
 // Len returns the number of answers that the cache keeps, and how many it may keep.
 func (c *Cache) Len() (n, limit int) { return c.answers.Len(), maxCached }
 
-// ServeDNS answers from memory, or asks.
+// ServeDNS answers from the cache, or asks next.
 func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	key, now := queryKeyOf(q), time.Now()
 	kept, ok := c.answers.Get(key)
@@ -109,7 +109,7 @@ func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	c.mu.Unlock()
 	msg, err := c.next.ServeDNS(ctx, q)
 	if err != nil {
-		// The time may have passed while the servers were silent.
+		// The answer may have become too old while the servers were silent.
 		if ok && time.Since(kept.since) < kept.ttl+maxStale {
 			return c.serveStale(ctx, q, kept), nil
 		}

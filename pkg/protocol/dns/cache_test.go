@@ -18,7 +18,7 @@ type answering struct {
 	ns      []string
 	err     error
 	asked   int
-	blocked chan struct{} // if not nil, ServeDNS waits for it to be closed
+	blocked chan struct{} // if not nil, ServeDNS waits until it is closed
 	begun   chan struct{} // closed when ServeDNS begins to wait
 }
 
@@ -79,7 +79,7 @@ func TestCacheKeepsAnswersForTheirTTL(t *testing.T) {
 		"negative without SOA":          {answering{rcode: dns.RcodeNameError}, 0},
 		"TTL of zero":                   {answering{answer: []string{"0 IN A 10.96.0.5"}}, 0},
 		"SERVFAIL":                      {answering{rcode: dns.RcodeServerFailure, ns: []string{soa}}, 0},
-		"answer that is large":          {answering{answer: make([]string, 300)}, 0},
+		"large answer":                  {answering{answer: make([]string, 300)}, 0},
 		"answer with a TTL of 68 years": {answering{answer: []string{"2147483647 IN A 10.96.0.5"}}, 1<<31*time.Second - time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestCacheForgetsChangedServices(t *testing.T) {
 		"web.other.svc.cluster.local.", "myweb.default.svc.cluster.local.", "example.com."}
 	for name, tt := range map[string]struct {
 		changed map[string][]string
-		again   int // names that are asked for again
+		again   int // names for which the cache asks again
 	}{
 		"one Service": {map[string][]string{"default": {"web"}}, 3},
 		"others":      {map[string][]string{"other": {"db"}, "more": {"web"}}, 0},
@@ -195,7 +195,7 @@ func TestCacheForgetsChangedServices(t *testing.T) {
 	}
 }
 
-// An answer that was on its way when the Service changed may be the old one.
+// An answer that was in flight when the Service changed may be the old one.
 func TestCacheForgetsQueriesInFlight(t *testing.T) {
 	next := &answering{answer: []string{"60 IN A 10.96.0.5"}, blocked: make(chan struct{}), begun: make(chan struct{})}
 	c := NewCache(next, never)

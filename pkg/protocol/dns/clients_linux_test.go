@@ -19,8 +19,8 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// machine is a private network and mount namespace on one thread, with its own /etc files, in which the resolver is at
-// 127.0.0.1:53. Programs run by it see that. It ends with its thread.
+// machine is a network and mount namespace of one thread, with its own files in /etc and a resolver at 127.0.0.1:53.
+// run starts programs in it. It ends with its thread.
 type machine struct {
 	t     testing.TB
 	tasks chan func()
@@ -97,7 +97,7 @@ func (m *machine) enter() error {
 	return err
 }
 
-// run runs a program there and gives what it printed and its exit code.
+// run runs a program in the machine, and returns its output and exit code.
 func (m *machine) run(program string, args ...string) (out string, code int) {
 	m.t.Helper()
 	done := make(chan struct{})
@@ -114,12 +114,12 @@ func (m *machine) run(program string, args ...string) (out string, code int) {
 	return out, code
 }
 
-// getent asks through glibc.
+// getent resolves names with glibc.
 func TestGetentResolvesNames(t *testing.T) {
 	testenv.NeedPrograms(t, "getent")
 	w := newWorld(t)
 	m := newMachine(t, w.resolver)
-	// addresses gives the addresses and the canonical name out of "10.0.0.1  STREAM name".
+	// addresses returns the addresses and the canonical name in lines like "10.0.0.1  STREAM name".
 	addresses := func(out string) string {
 		var list []string
 		for line := range strings.Lines(out) {

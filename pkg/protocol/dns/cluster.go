@@ -90,8 +90,8 @@ func (r *Resolver) exchange(ctx context.Context, z *zone, q *dns.Msg, name strin
 
 // replyWith makes the reply to q out of a cluster's answer for name. Records of the answer are shared with it.
 //
-// A short name becomes an alias of the full name, and what follows is the full name's, also the SOA record of a
-// negative answer (RFC 2308 section 2). The reply for a short name that does not exist has neither, so that no
+// A short name becomes an alias of the full name, and the other records belong to the full name, also the SOA record
+// of a negative answer (RFC 2308 section 2). The reply for a short name that does not exist has neither, so that no
 // client caches it: the Service may be created in a moment.
 func replyWith(q, resp *dns.Msg, name string, short bool) *dns.Msg {
 	reply := new(dns.Msg).SetReply(q)
@@ -195,7 +195,7 @@ func follow(reply *dns.Msg, name string, qtype uint16, seen map[string]bool) (ta
 		target = alias
 	}
 	if target == name {
-		return "", true, nil // not an alias: the answer is what it is
+		return "", true, nil // not an alias: the reply is complete
 	}
 	for _, rr := range reply.Ns {
 		if rr.Header().Rrtype == dns.TypeSOA && dns.IsSubDomain(rr.Header().Name, target) {
@@ -205,7 +205,7 @@ func follow(reply *dns.Msg, name string, qtype uint16, seen map[string]bool) (ta
 	return target, false, nil
 }
 
-// find looks for records of the name: whether there is one of the type, else what the name is an alias of.
+// find reports whether there is a record of the name and type; else it returns the name's alias, if there is one.
 func find(rrs []dns.RR, name string, qtype uint16) (alias string, found bool) {
 	for _, rr := range rrs {
 		if !strings.EqualFold(rr.Header().Name, name) {
@@ -221,7 +221,7 @@ func find(rrs []dns.RR, name string, qtype uint16) (alias string, found bool) {
 	return alias, false
 }
 
-// askTarget asks for an alias's target, which is a full name: it is not looked up among the short ones.
+// askTarget asks for an alias's target. It is a full name, and never a short one.
 func (r *Resolver) askTarget(ctx context.Context, q *dns.Msg, target string) (*dns.Msg, error) {
 	key, err := keyOf(target)
 	if err != nil {

@@ -71,7 +71,7 @@
 //     the local network. Each single-label name is first asked of the cluster as NAME.NAMESPACE.svc.DOMAIN and
 //     goes upstream on NXDOMAIN: local single-label names are then seen by cluster DNS, and while the tunnel is
 //     down they get SERVFAIL, as they might be Services. Names with two labels go upstream.
-//   - A Service is known a moment after it was made. A short name asked in between goes upstream; the
+//   - The index learns of a Service a moment after its creation. A short name asked in between goes upstream; the
 //     full name and the .svc form never do.
 //   - A program's own search list is its own affair: with "search corp.example" and "ndots:5" it asks for
 //     web.default.svc.cluster.local.corp.example first, which is not a cluster's name.

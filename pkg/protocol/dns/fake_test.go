@@ -19,16 +19,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeServer is a real DNS server on loopback, UDP and TCP on one port, that answers from a zone file and
-// remembers every question that it got.
+// fakeServer is a DNS server on loopback, with UDP and TCP on one port. It answers from a zone file and records every
+// question.
 type fakeServer struct {
 	addr netip.AddrPort
 
 	mu      sync.Mutex
 	records map[string][]dns.RR // by lower-case name
 	soa     dns.RR
-	asked   []string                                    // "udp web.example. A", as written by the asker
-	answer  func(w dns.ResponseWriter, q *dns.Msg) bool // true: it has dealt with it
+	asked   []string                                    // "udp web.example. A", as the client wrote it
+	answer  func(w dns.ResponseWriter, q *dns.Msg) bool // true: it has answered the query itself
 }
 
 func newFakeServer(t testing.TB, apex, zone string) *fakeServer {
@@ -169,7 +169,7 @@ func (f *fakeServer) reply(q *dns.Msg) *dns.Msg {
 	return m
 }
 
-// got gives what was asked since the last call.
+// got returns the questions since the last call.
 func (f *fakeServer) got() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -185,7 +185,7 @@ func (f *fakeServer) setAnswer(answer func(w dns.ResponseWriter, q *dns.Msg) boo
 	f.answer = answer
 }
 
-// clusterZone is what the fake cluster DNS knows.
+// clusterZone contains the records of the fake cluster DNS.
 const clusterZone = `
 	web.default.svc.cluster.local. 30 IN A 10.96.0.10
 	web.billing.svc.cluster.local. 30 IN A 10.96.0.11
@@ -218,7 +218,7 @@ const clusterZone = `
 	nowhere.default.svc.cluster.local. 30 IN CNAME nothing.example.com.
 `
 
-// outsideZone is what the fake upstream knows.
+// outsideZone contains the records of the fake upstream.
 const outsideZone = `
 	www.example.com. 300 IN CNAME cdn.example.net.
 	cdn.example.net. 300 IN A 192.0.2.1
@@ -306,7 +306,7 @@ func serve(t testing.TB, r *Resolver) netip.AddrPort {
 	return pc.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-// query sends one query and gives the reply.
+// query sends one query and returns the reply.
 func query(t testing.TB, network string, addr netip.AddrPort, q *dns.Msg) *dns.Msg {
 	t.Helper()
 	c := dns.Client{Net: network, Timeout: 5 * time.Second, UDPSize: 65535}
@@ -321,7 +321,7 @@ func newQuery(name string, qtype uint16) *dns.Msg {
 	return new(dns.Msg).SetQuestion(dns.Fqdn(name), qtype)
 }
 
-// text gives a reply as "NOERROR web. CNAME web.default.svc.cluster.local.; ...": without TTLs and classes.
+// text returns a reply as "NOERROR web. CNAME web.default.svc.cluster.local.; ...", without TTLs and classes.
 func text(m *dns.Msg) string {
 	var b strings.Builder
 	b.WriteString(dns.RcodeToString[m.Rcode])
@@ -343,7 +343,7 @@ type handlerFunc func(context.Context, *dns.Msg) (*dns.Msg, error)
 
 func (f handlerFunc) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) { return f(ctx, q) }
 
-// brokenTunnel is a cluster that cannot be reached.
+// brokenTunnel is the handler of a cluster that cannot be reached.
 func brokenTunnel(context.Context, *dns.Msg) (*dns.Msg, error) { return nil, errTunnelDown }
 
 var errTunnelDown = errors.New("lab: the session is reconnecting")

@@ -51,13 +51,13 @@ func TestIdleSocketsAreClosed(t *testing.T) {
 			t.Fatal("the socket used last does not come first")
 		}
 		if c, _ := p.take(); c != used {
-			t.Fatal("an idle socket was lost")
+			t.Fatal("the pool lost an idle socket")
 		}
 		p.put(old, 3)
-		time.Sleep(2*poolIdle + time.Second) // of the bubble's time
+		time.Sleep(2*poolIdle + time.Second) // in the time of the synctest bubble
 		synctest.Wait()
 		if c, _ := p.take(); c != nil {
-			t.Error("an old socket was given")
+			t.Error("the pool returned an old socket")
 		}
 		if _, err := old.Write([]byte{0}); !errors.Is(err, io.ErrClosedPipe) {
 			t.Errorf("an old socket is open: %v", err)

@@ -36,7 +36,7 @@ func (r records) ServeDNS(_ context.Context, q *mdns.Msg) (*mdns.Msg, error) {
 	return reply, nil
 }
 
-// failing answers nothing.
+// failing answers every query with an error.
 type failing struct{ error }
 
 func (f failing) ServeDNS(context.Context, *mdns.Msg) (*mdns.Msg, error) { return nil, f.error }

@@ -30,7 +30,7 @@ func splitKey(key string, labels *[maxLabels]string) (n int, ok bool) {
 	}
 }
 
-// form is what a name relative to a cluster domain (web.billing.svc) stands for, by the Kubernetes DNS specification.
+// form is the meaning of a name relative to a cluster domain (web.billing.svc), by the Kubernetes DNS specification.
 type form struct {
 	namespace, service string     // of a Service, one of its pods or ports
 	pod                netip.Addr // of a pod by its address
@@ -77,7 +77,7 @@ func dashedAddr(label string) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// isPlain reports whether every byte of a key is one that may be in a name that Kubernetes gives.
+// isPlain reports whether a key contains only bytes that the names of Kubernetes objects may contain.
 func isPlain(key string) bool {
 	for i := range len(key) {
 		switch c := key[i]; {
@@ -101,7 +101,7 @@ func neverService(labels []string) bool {
 }
 
 // isPrivateTLD reports whether networks use the label as a private top-level domain (RFC 6762 appendix G, RFC 8375,
-// ICANN's "internal"). The network's nameserver is asked first for names under it, and the cluster only after
+// ICANN's "internal"). The Resolver asks the network's nameserver first for names under it, and the cluster only after
 // NXDOMAIN.
 func isPrivateTLD(label string) bool {
 	switch label {
@@ -119,7 +119,7 @@ func ClaimsTLD(namespace string) bool {
 
 // isPublicTLD reports whether the label is a top-level domain of the Internet: com, dev, io.
 func isPublicTLD(label string) bool {
-	// The label alone would not do: some top-level domains are in the list as "*.ck" only.
+	// The label alone is not enough: the list contains some top-level domains only as "*.ck".
 	_, icann := publicsuffix.PublicSuffix("x." + label)
 	return icann
 }

@@ -235,7 +235,7 @@ func (n *Nameservers) try(ctx context.Context, s *nameserver, r request) ([]byte
 		reply, err = n.tryTCP(ctx, s, r)
 	}
 	if err != nil {
-		if errors.Is(err, os.ErrDeadlineExceeded) { // of limitWrites
+		if errors.Is(err, os.ErrDeadlineExceeded) { // the deadline of limitWrites
 			err = errSilent
 		} else if ctx.Err() != nil {
 			err = context.Cause(ctx)
@@ -310,7 +310,7 @@ func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, r request) (reply 
 // limitWrites ends c's writes with ctx's deadline.
 func limitWrites(ctx context.Context, c net.Conn) {
 	deadline, _ := ctx.Deadline()
-	_ = c.SetWriteDeadline(deadline) // what has none is unblocked by Close
+	_ = c.SetWriteDeadline(deadline) // Close unblocks the Write of a conn without deadlines
 }
 
 func (n *Nameservers) tryTCP(ctx context.Context, s *nameserver, r request) ([]byte, error) {

@@ -22,7 +22,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// rawUDP is a UDP server that gives each datagram to answer, and sends the datagrams that it returns.
+// rawUDP starts a UDP server that passes each datagram to answer, and sends the datagrams that it returns.
 func rawUDP(t testing.TB, answer func(q []byte) [][]byte) netip.AddrPort {
 	t.Helper()
 	pc, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -59,7 +59,7 @@ func newResolverWith(t testing.TB, cfg Config) (*Resolver, netip.AddrPort) {
 	return r, serve(t, r)
 }
 
-// rawQuery sends bytes and gives the bytes that come back.
+// rawQuery sends bytes and returns the bytes of the reply.
 func rawQuery(t testing.TB, addr netip.AddrPort, q []byte) []byte {
 	t.Helper()
 	c, err := net.Dial("udp4", addr.String())
@@ -81,7 +81,7 @@ func rawQuery(t testing.TB, addr netip.AddrPort, q []byte) []byte {
 	return buf[:n]
 }
 
-// The query and the reply have parts that no DNS library writes in this way. Only the ID differs on the way.
+// The query and the reply have parts that no DNS library writes in this way. The resolver changes only the ID.
 func TestForwardedBytesStayUnchanged(t *testing.T) {
 	t.Parallel()
 	seen := make(chan []byte, 1)
@@ -97,10 +97,10 @@ func TestForwardedBytesStayUnchanged(t *testing.T) {
 	q := []byte("\x12\x34\x01\x70\x00\x01\x00\x00\x00\x00\x00\x01\x03wWw\x07eXample\x03com\x00\x00\x01\x00\x01" +
 		"\x00\x00\x29\x10\x00\x00\x00\x80\x00\x00\x0c\x00\x0a\x00\x08cookie!!" + "more garbage")
 	if got := rawQuery(t, addr, q); !bytes.Equal(got, reply) {
-		t.Errorf("the reply became\n%q, was\n%q", got, reply)
+		t.Errorf("the reply arrived as\n%q, want\n%q", got, reply)
 	}
 	if got := <-seen; !bytes.Equal(got[2:], q[2:]) {
-		t.Errorf("the query became\n%q, was\n%q", got, q)
+		t.Errorf("the query arrived as\n%q, want\n%q", got, q)
 	}
 }
 
@@ -240,7 +240,7 @@ func TestRepliesFromOtherSourcesAreIgnored(t *testing.T) {
 	}
 }
 
-// stuckConn is a conn whose Write waits for its deadline only, as one does that writes into a full buffer.
+// stuckConn is a conn whose Write blocks until its deadline, like a write into a full buffer.
 type stuckConn struct {
 	net.Conn
 	deadline time.Time
@@ -253,7 +253,7 @@ func (c *stuckConn) SetWriteDeadline(t time.Time) error {
 
 func (c *stuckConn) Write([]byte) (int, error) {
 	if c.deadline.IsZero() {
-		return 0, errors.New("this would wait for ever")
+		return 0, errors.New("Write without a deadline would block forever")
 	}
 	time.Sleep(time.Until(c.deadline))
 	return 0, os.ErrDeadlineExceeded
@@ -333,7 +333,7 @@ func TestSocketsAreReused(t *testing.T) {
 	if len(conns) != 1 {
 		t.Errorf("10 queries took %d sockets", len(conns))
 	}
-	conns[0].Close() // the tunnel that it was in has gone
+	conns[0].Close() // its tunnel has ended
 	ask()
 	if len(conns) != 2 {
 		t.Errorf("after the socket died there were %d", len(conns))
@@ -373,7 +373,7 @@ func TestTruncationReachesTheClient(t *testing.T) {
 	if diff := cmp.Diff([]string{"tcp big.example. TXT", "udp big.example. TXT"}, upstream.got()); diff != "" {
 		t.Errorf("the upstream was asked (-want +got):\n%s", diff)
 	}
-	// A large UDP reply to a client that takes one is passed whole.
+	// A client that accepts a large UDP reply gets all of it.
 	q := newQuery("big.example", dns.TypeTXT)
 	q.SetEdns0(16384, false)
 	if got := query(t, "udp", addr, q); got.Truncated || len(got.Answer) != 100 {

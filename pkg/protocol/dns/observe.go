@@ -22,12 +22,12 @@ type Observer interface {
 const (
 	FromCluster    = "cluster"    // cluster DNS
 	FromCache      = "cache"      // an earlier answer of cluster DNS
-	FromStale      = "stale"      // the same, after its TTL: cluster DNS does not answer
+	FromStale      = "stale"      // an earlier answer after its TTL, because cluster DNS does not answer
 	FromNameserver = "nameserver" // a nameserver outside of the clusters
 	FromNobody     = "nobody"     // no server answered
 )
 
-// maxObserved limits the records of an answer that a Query has.
+// maxObserved limits Query.Answers.
 const maxObserved = 8
 
 // Query is a query that a Resolver has answered. Its texts come from clients and servers, so they may contain anything
@@ -38,9 +38,9 @@ type Query struct {
 	Type    string
 	Network string         // "udp" or "tcp"
 	From    string         // FromCluster, FromCache, FromStale, FromNameserver or FromNobody
-	Server  netip.AddrPort // that answered; invalid if it is not known, as for an answer that was kept
+	Server  netip.AddrPort // the server that answered; invalid if unknown, as for a cached answer
 	Zone    string         // the Name of the Zone that was asked; empty: none
-	Domain  string         // of the zone: an extra domain if the name is under one; empty: none
+	Domain  string         // the zone's domain that contains the name, else its cluster domain; empty: none
 	Rcode   string
 	Answers []string // the first records: "A 10.96.0.80"
 	Records int      // in the answer
@@ -51,7 +51,7 @@ type Query struct {
 type origin struct {
 	from    string
 	server  netip.AddrPort
-	zone    *zone // the cluster that was asked; nil: none, or a nameserver outside was asked later
+	zone    *zone // the cluster that was asked; nil: none, or a nameserver outside afterwards
 	outside bool  // a nameserver outside was asked last
 }
 
@@ -89,7 +89,7 @@ func withoutOrigin(ctx context.Context) context.Context {
 	return context.WithValue(ctx, originKey{}, (*origin)(nil))
 }
 
-// observe is answer, and tells the observer about the query if it wants it.
+// observe calls answer, and passes the query to the observer if it wants it.
 func (r *Resolver) observe(ctx context.Context, a asked) []byte {
 	inside, outside := len(a.rt.asks) > 0 && r.observer.Wants(false), r.observer.Wants(true)
 	if !inside && !outside {
@@ -102,11 +102,11 @@ func (r *Resolver) observe(ctx context.Context, a asked) []byte {
 	}
 	q := Query{Time: began, Took: time.Since(began), Name: shownName(a.q.key), Type: dns.Type(a.q.qtype).String(),
 		Network: a.network, From: o.from}
-	if o.from == FromCluster || o.from == FromNameserver { // what is kept comes from no server now
+	if o.from == FromCluster || o.from == FromNameserver { // a cached answer comes from no server
 		q.Server = o.server
 	}
 	if !o.outside {
-		z := cmp.Or(o.zone, a.rt.asks[0].zone) // without the first, too many queries were in flight
+		z := cmp.Or(o.zone, a.rt.asks[0].zone) // o.zone is nil if too many queries were in flight
 		q.Zone, q.Domain = z.name, cmp.Or(z.domainOf(a.q.key), z.domain)
 	}
 	q.addReply(reply)

@@ -12,7 +12,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// watcher is an Observer that wants what the test says.
+// watcher is an Observer that wants the queries that the test chooses.
 type watcher struct {
 	mu              sync.Mutex
 	inside, outside bool
@@ -37,7 +37,7 @@ func (w *watcher) Observe(q Query) {
 	w.seen = append(w.seen, q)
 }
 
-// take returns what was seen since the last call, without times.
+// take returns the queries since the last call, without times.
 func (w *watcher) take() (lines []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -123,7 +123,7 @@ func (c *Cache) expire(t *testing.T) {
 	}
 }
 
-// Names that leave the machine are private: who wants only the cluster's must not learn of them.
+// Names that leave the machine are private: an observer that wants only those of clusters must not learn them.
 func TestObserverLearnsOnlyWhatItWants(t *testing.T) {
 	outside := newFakeServer(t, ".", "www.example.com. 30 IN A 192.0.2.1\ngit.corp. 30 IN A 192.0.2.3")
 	w := new(watcher)
@@ -154,7 +154,7 @@ func TestObserverLearnsOnlyWhatItWants(t *testing.T) {
 	w.want(true, false)
 	query(t, "udp", addr, newQuery("git.corp", dns.TypeA))
 	query(t, "udp", addr, newQuery("www.example.com", dns.TypeA))
-	noIndex := observedZone(t, new(atomic.Bool)) // a cluster is asked for every name without a dot, and then a nameserver
+	noIndex := observedZone(t, new(atomic.Bool)) // for a name without a dot the Resolver asks a cluster, then a nameserver
 	noIndex.Services = nil
 	if err := r.SetZones([]Zone{noIndex}); err != nil {
 		t.Fatal(err)

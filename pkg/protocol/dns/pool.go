@@ -16,7 +16,7 @@ const (
 // while a socket is idle.
 type pool struct {
 	mu     sync.Mutex
-	idle   []idleSocket // the most lately used last
+	idle   []idleSocket // the most recently used last
 	timer  *time.Timer
 	closed bool
 }

@@ -51,7 +51,7 @@ type Resolver struct {
 	inFlight int64
 	log      *slog.Logger
 	upstream *Nameservers
-	outside  Handler // upstream, unless Config has another
+	outside  Handler // Config.Outside, else upstream
 	current  atomic.Pointer[zones]
 	flights  flights
 	observer Observer

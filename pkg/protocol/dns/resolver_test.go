@@ -15,8 +15,8 @@ func TestQueriesReachTheRightServer(t *testing.T) {
 		name     string
 		qtype    uint16
 		want     string
-		cluster  []string // what cluster DNS was asked
-		upstream []string // what the upstream was asked
+		cluster  []string // the questions to cluster DNS
+		upstream []string // the questions to the upstream
 	}{
 		{"web.default.svc.cluster.local", dns.TypeA,
 			"NOERROR web.default.svc.cluster.local. A 10.96.0.10",
@@ -89,7 +89,7 @@ func TestQueriesReachTheRightServer(t *testing.T) {
 		{"10-244-0-5.default.pod", dns.TypeA,
 			"NOERROR 10-244-0-5.default.pod. CNAME 10-244-0-5.default.pod.cluster.local.; 10-244-0-5.default.pod.cluster.local. A 10.244.0.5",
 			[]string{"udp 10-244-0-5.default.pod.cluster.local. A"}, nil},
-		{"stale", dns.TypeA, "NXDOMAIN", // the index is behind: still the cluster's
+		{"stale", dns.TypeA, "NXDOMAIN", // the index still has a deleted Service: the name is the cluster's
 			[]string{"udp stale.default.svc.cluster.local. A"}, nil},
 
 		// Queries for outside names go upstream, and none enters the tunnel.

@@ -16,10 +16,10 @@ import (
 const (
 	tcpIdle      = 10 * time.Second // a TCP connection without a query is closed (RFC 7766 section 6.2.3)
 	tcpWrite     = 5 * time.Second  // for a client to take one reply
-	tcpPipelined = 64               // queries of one TCP connection in flight; then it is not read
-	tcpConns     = 512              // TCP connections; then no more are accepted
+	tcpPipelined = 64               // queries of one TCP connection in flight; then it reads no more
+	tcpConns     = 512              // TCP connections of a listener; then it accepts no more
 	socketBuffer = 1 << 20          // bytes of queries that may wait in the kernel
-	maxFailures  = 64               // consecutive errors of a listener that are taken for passing ones
+	maxFailures  = 64               // consecutive errors of a listener that count as temporary
 )
 
 // Serve answers queries from the given sockets until ctx ends. Before it returns, it closes the sockets and waits
@@ -60,7 +60,7 @@ func (p *packetBuffers) get() *[packetBuffer + 1]byte {
 	return new([packetBuffer + 1]byte)
 }
 
-// servePackets reads queries from one UDP socket; each is answered by a goroutine of its own.
+// servePackets reads queries from one UDP socket, and answers each in a goroutine of its own.
 func (r *Resolver) servePackets(ctx context.Context, pc net.PacketConn) error {
 	if b, ok := pc.(interface{ SetReadBuffer(int) error }); ok {
 		if err := b.SetReadBuffer(socketBuffer); err != nil {
@@ -103,7 +103,7 @@ func (r *Resolver) servePackets(ctx context.Context, pc net.PacketConn) error {
 	}
 }
 
-// sender is where a datagram came from: the first for sockets of the kernel, which need no allocation for it.
+// sender is the source of a datagram. Sockets of the kernel use addrPort, which needs no allocation.
 type sender struct {
 	addrPort netip.AddrPort
 	addr     net.Addr
@@ -198,7 +198,7 @@ func (r *Resolver) serveConn(ctx context.Context, c net.Conn) {
 		}
 		err := writeTCP(c, reply)
 		if err != nil {
-			c.Close() // a part may be out: nothing can follow it
+			c.Close() // a part may have been sent, so nothing can follow it
 		}
 		return err
 	}

@@ -115,7 +115,7 @@ func TestMalformedQueriesAreRejected(t *testing.T) {
 		t.Errorf("the upstream was asked %q, the cluster %q", a, b)
 	}
 	if got := text(query(t, "udp", w.addr, newQuery("printer", dns.TypeA))); got != "NOERROR printer. A 192.0.2.4" {
-		t.Errorf("after all that: %s", got)
+		t.Errorf("after the malformed queries: %s", got)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestLongestNamesAreResolved(t *testing.T) {
 	if got := text(query(t, "udp", w.addr, newQuery(inside, dns.TypeA))); got != "NXDOMAIN" {
 		t.Errorf("got %s", got)
 	}
-	// With the cluster domain behind it this would be too long: it cannot exist, and still does not leave.
+	// With the cluster domain appended, the name would be too long. It cannot exist, and still does not go upstream.
 	tooLong := strings.Join([]string{label, label, label, strings.Repeat("b", 50)}, ".") + ".x.svc"
 	if got := text(query(t, "udp", w.addr, newQuery(tooLong, dns.TypeA))); got != "SERVFAIL" {
 		t.Errorf("got %s", got)
@@ -177,7 +177,7 @@ func TestPipelinedQueriesAreAnswered(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, piece := range [][]byte{sent.Bytes()[:1], sent.Bytes()[1:7], sent.Bytes()[7:]} { // in odd pieces
+	for _, piece := range [][]byte{sent.Bytes()[:1], sent.Bytes()[1:7], sent.Bytes()[7:]} { // in pieces
 		if _, err := c.Write(piece); err != nil {
 			t.Fatal(err)
 		}

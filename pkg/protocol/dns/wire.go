@@ -144,7 +144,7 @@ func replyTo(m []byte, end, rcode int) []byte {
 	return r
 }
 
-// rcodeOf is the result code in a reply's header, without the bits of an OPT record.
+// rcodeOf returns the result code in a reply's header, without the bits of an OPT record.
 func rcodeOf(reply []byte) int { return int(reply[3] & 0xf) }
 
 // answers reports whether reply is a reply to query, whose question ends at end: the same ID, the same question but

@@ -103,7 +103,7 @@ func TestKeyOfNormalizesNames(t *testing.T) {
 	}
 }
 
-// FuzzQuery compares our reading of queries with miekg's, and looks at what is made out of them.
+// FuzzQuery compares the parser of queries with miekg's, and checks the replies.
 func FuzzQuery(f *testing.F) {
 	for _, name := range []string{"web", "WEB.default.svc.cluster.local", `a\.b.c`, ".", "4.3.2.10.in-addr.arpa"} {
 		q := newQuery(name, dns.TypeA)
@@ -156,7 +156,8 @@ func FuzzQuery(f *testing.F) {
 	})
 }
 
-// isOdd reports whether the question is cut, or its name has a byte that we do not take for a label's length.
+// isOdd reports whether the question is cut, or its name has a byte that the parser does not accept as the length of a
+// label.
 func isOdd(m []byte) bool {
 	off := headerLen
 	for off < len(m) && m[off] != 0 {

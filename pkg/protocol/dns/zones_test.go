@@ -235,7 +235,7 @@ func TestFirstClusterWithTheServiceAnswers(t *testing.T) {
 		t.Errorf("questions to the second cluster (-want +got):\n%s", diff)
 	}
 
-	// While the first is down, what it has does not come from the second.
+	// While the first cluster is down, the second does not answer its names.
 	down := w.zone
 	down.Cluster = handlerFunc(brokenTunnel)
 	w.setZones(t, down, second)
@@ -247,7 +247,7 @@ func TestFirstClusterWithTheServiceAnswers(t *testing.T) {
 	check("web", "NOERROR web. CNAME web.default.svc.cluster.local.; web.default.svc.cluster.local. A 10.97.0.10")
 	check("5.0.244.10.in-addr.arpa", "NXDOMAIN")
 
-	// A zone without an index is asked for what no index knows, before one that knows that it has it not.
+	// For a Service in no index, a zone without an index comes before one whose index lacks it.
 	second.Services = nil
 	w.setZones(t, w.zone, second)
 	check("web", "NOERROR web. CNAME web.default.svc.cluster.local.; web.default.svc.cluster.local. A 10.96.0.10")
@@ -400,7 +400,7 @@ func TestSharedExchangeSurvivesACallerThatGivesUp(t *testing.T) {
 		}
 	})
 	<-begun
-	// This one's own context ends while it waits.
+	// The context of this caller ends while it waits.
 	ended, cancel := context.WithCancelCause(context.Background())
 	cancel(errTunnelDown)
 	if _, err := fs.do(ended, key, func() (*dns.Msg, error) { return want, nil }); !errors.Is(err, errTunnelDown) {
@@ -450,11 +450,11 @@ func TestIndexAppliesChanges(t *testing.T) {
 	}
 	x.Apply(true, map[string][]string{"d": {"five"}}, nil)
 	if !x.Has("d", "five") || x.Has("a", "two") {
-		t.Error("reset did not forget")
+		t.Error("reset kept a Service")
 	}
 	x.Apply(true, nil, nil)
 	if len(x.names) != 0 {
-		t.Error("reset did not forget all")
+		t.Error("reset kept Services")
 	}
 }
 
@@ -540,7 +540,7 @@ func TestExtraAndExcludedDomainsChangeNoOtherQuery(t *testing.T) {
 		"db.corp.test":    "NOERROR db.corp.test. A 10.20.1.5",
 		"DB.Corp.Test":    "NOERROR DB.Corp.Test. A 10.20.1.5",
 		"none.corp.test":  "NXDOMAIN",
-		"git.corp":        "NOERROR git.corp. A 10.20.1.7", // not the laptop's, and not the Service git in corp
+		"git.corp":        "NOERROR git.corp. A 10.20.1.7", // not the laptop's, nor the Service git in corp
 		"mail.corp.test":  "NOERROR mail.corp.test. A 192.0.2.9",
 		"x.wiki.corp":     "NXDOMAIN",
 		"away.corp.test":  "NOERROR away.corp.test. CNAME mail.corp.test.; mail.corp.test. A 192.0.2.9",

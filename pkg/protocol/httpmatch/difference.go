@@ -10,7 +10,7 @@ import (
 // maxGot limits the text of Difference.Got, in bytes.
 const maxGot = 128
 
-// Difference is a part of a match that a request does not have.
+// Difference is a part of a match that a request does not satisfy.
 type Difference struct {
 	Part   string `json:"part"`             // "header x-user", "path", "method"
 	Want   string `json:"want"`             // as the match describes it
@@ -29,7 +29,7 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s is %q, not %q", d.Part, d.Got, d.Want)
 }
 
-// Differences returns what keeps m from matching the request: nothing if Matches returns true.
+// Differences returns the parts of m that the request does not satisfy: none if Matches returns true.
 func (m *Match) Differences(r *http.Request) (all []Difference) {
 	if len(m.methods) > 0 && !slices.Contains(m.methods, r.Method) {
 		all = append(all, Difference{Part: "method", Want: strings.Join(m.methods, " or "), Got: start(r.Method)})

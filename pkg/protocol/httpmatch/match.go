@@ -162,7 +162,7 @@ func (m *Match) Matches(r *http.Request) bool {
 }
 
 func (h *header) matches(r *http.Request) bool {
-	if h.name == "Host" { // net/http takes it out of the headers
+	if h.name == "Host" { // net/http removes it from the headers
 		return h.text.matches(r.Host)
 	}
 	return slices.ContainsFunc(r.Header[h.name], h.text.matches)
@@ -218,9 +218,9 @@ func (m *Match) String() string {
 // contains the other's, or if both name a header, one of them with an exact value that the other does not match. Two
 // regular expressions count as not disjoint.
 //
-// A request that repeats a header can have two exact values of it, and fit both all the same. Nobody sends one by
-// accident, and if such matches counted as overlapping, no two people could share anything by a header. So they count
-// as disjoint, and the first match wins.
+// A request that repeats a header can have two exact values of it, and fit both. No client sends one by accident, and
+// if such matches counted as overlapping, no two users could share a workload by a header. So they count as disjoint,
+// and the first match wins.
 func Disjoint(a, b *Match) bool {
 	if len(a.methods) > 0 && len(b.methods) > 0 &&
 		!slices.ContainsFunc(a.methods, func(m string) bool { return slices.Contains(b.methods, m) }) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// request reads one as a server does.
+// request reads a request as a server does.
 func request(t testing.TB, lines ...string) *http.Request {
 	t.Helper()
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.Join(lines, "\r\n") + "\r\n\r\n")))
@@ -102,7 +102,7 @@ func TestMatchesRequiresAllFields(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			m := mustNew(t, tt.spec)
 			if got := m.Matches(tt.r); got != tt.want {
-				t.Errorf("%s takes it: %v, want %v", m, got, tt.want)
+				t.Errorf("%s matches: %v, want %v", m, got, tt.want)
 			}
 			if allocs := testing.AllocsPerRun(10, func() { m.Matches(tt.r) }); allocs != 0 {
 				t.Errorf("%v allocations", allocs)
@@ -118,7 +118,7 @@ func TestZeroMatchesEverything(t *testing.T) {
 	}
 	for _, s := range []Spec{headers("x-user=me"), {Path: "/"}, {Methods: []string{"GET"}}} {
 		if m := mustNew(t, s); m.All() {
-			t.Errorf("%s takes everything", m)
+			t.Errorf("%s matches everything", m)
 		}
 	}
 }
@@ -260,7 +260,7 @@ func TestNoRequestFitsDisjointMatches(t *testing.T) {
 			disjoint++
 			for _, r := range requests {
 				if a.Matches(r) && b.Matches(r) {
-					t.Errorf("%s | %s: both take %s %s %s", a, b, r.Method, r.URL, r.Header)
+					t.Errorf("%s | %s: both match %s %s %s", a, b, r.Method, r.URL, r.Header)
 				}
 			}
 		}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// benchmark measures with the application alone, with the interceptor before it, and with a target, whose connections are not
-// the kernel's, in its place.
+// benchmark measures the application alone, the application behind the interceptor, and a target in its place. The
+// connections of the target are not the kernel's.
 func benchmark(b *testing.B, app string, f func(b *testing.B, addr string)) {
 	b.Run("direct", func(b *testing.B) { f(b, app) })
 	b.Run("intercepted", func(b *testing.B) {
@@ -19,7 +19,7 @@ func benchmark(b *testing.B, app string, f func(b *testing.B, addr string)) {
 		r.claim(Claim{Match: header(b, "x-user=me"), Target: &target{addr: app}})
 		f(b, r.addr)
 	})
-	b.Run("taken", func(b *testing.B) {
+	b.Run("target", func(b *testing.B) {
 		r := newRig(b, app)
 		r.claim(Claim{Target: &target{addr: app}})
 		f(b, r.addr)
@@ -48,7 +48,7 @@ func BenchmarkRequest(b *testing.B) {
 	})
 }
 
-// As many requests as there is time for, on several connections.
+// As many requests as possible, on several connections.
 func BenchmarkRequests(b *testing.B) {
 	for _, major := range []int{1, 2} {
 		b.Run([]string{"", "http1", "http2"}[major], func(b *testing.B) {

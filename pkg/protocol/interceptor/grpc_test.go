@@ -17,11 +17,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// grpcServer answers with its name, and says it in a header and a trailer.
+// grpcServer answers with its name, in the message and in a header or trailer.
 type grpcServer struct {
 	testgrpc.UnimplementedTestServiceServer
 	name string
-	left chan struct{} // a stream was cancelled
+	left chan struct{} // closed when a stream is cancelled
 }
 
 func (s *grpcServer) UnaryCall(ctx context.Context, req *testgrpc.SimpleRequest) (*testgrpc.SimpleResponse, error) {
@@ -103,7 +103,7 @@ func TestGRPCReachesItsTarget(t *testing.T) {
 		}
 		_, err = client.UnaryCall(as(user), &testgrpc.SimpleRequest{ResponseStatus: &testgrpc.EchoStatus{Code: int32(codes.DataLoss), Message: "lost, sadly"}}, grpc.Trailer(&trail))
 		if s := status.Convert(err); s.Code() != codes.DataLoss || s.Message() != "lost, sadly" || len(trail.Get("x-after-bin")) != 1 {
-			t.Errorf("an error came as %v, trailer %v", err, trail)
+			t.Errorf("an error arrived as %v, trailer %v", err, trail)
 		}
 
 		stream, err := client.FullDuplexCall(as(user))
@@ -128,10 +128,10 @@ func TestGRPCReachesItsTarget(t *testing.T) {
 	}
 
 	if _, err := client.EmptyCall(as("me"), new(testgrpc.Empty)); status.Code(err) != codes.Unimplemented {
-		t.Errorf("a method that is not there: %v", err)
+		t.Errorf("a method that does not exist: %v", err)
 	}
 	if _, err := client.UnaryCall(as("lost"), new(testgrpc.SimpleRequest)); status.Code(err) != codes.Unavailable {
-		t.Errorf("a target that is not there: %v", err)
+		t.Errorf("a target that refuses connections: %v", err)
 	}
 	soon, cancel := context.WithTimeout(as("you"), 100*time.Millisecond)
 	defer cancel()
@@ -157,7 +157,7 @@ func TestGRPCReachesItsTarget(t *testing.T) {
 	}
 }
 
-// A server may notice a deadline before its client does, and says so by a reset with CANCEL.
+// A server may notice a deadline before its client does. It then resets the stream with CANCEL.
 func TestGRPCDeadlineOfServer(t *testing.T) {
 	message := string(make([]byte, 5)) // a frame without fields
 	for _, sent := range []string{"", message} {

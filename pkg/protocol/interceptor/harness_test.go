@@ -17,12 +17,12 @@ import (
 	"kubevpn/pkg/protocol/httpmatch"
 )
 
-// rig is an interceptor on a port of its own, with an application and claims that tests set.
+// rig is an interceptor on a port of its own. Tests set its application and its claims.
 type rig struct {
 	tb       testing.TB
 	i        *Interceptor
 	addr     string
-	app      atomic.Pointer[string] // its address
+	app      atomic.Pointer[string] // the address of the application
 	appDials atomic.Int64
 	claims   atomic.Pointer[[]Claim]
 	stop     context.CancelFunc
@@ -113,7 +113,8 @@ func (t *target) Dial(ctx context.Context, f Flow) (net.Conn, error) {
 	return c, err
 }
 
-// tunnelled is a connection that the kernel cannot move bytes of: what targets give, and what the application does not.
+// tunnelled is a connection whose bytes the kernel cannot move, like the connections of targets, and unlike those of
+// the application.
 type tunnelled struct {
 	net.Conn
 	tcp *net.TCPConn
@@ -140,7 +141,7 @@ func header(tb testing.TB, s string) *httpmatch.Match {
 	return m
 }
 
-// serve gives the address of a server with HTTP/1 and HTTP/2.
+// serve starts a server with HTTP/1 and HTTP/2, and returns its address.
 func serve(tb testing.TB, h http.Handler) string {
 	tb.Helper()
 	s := httptest.NewUnstartedServer(h)
@@ -152,12 +153,12 @@ func serve(tb testing.TB, h http.Handler) string {
 	return s.Listener.Addr().String()
 }
 
-// named answers every request with a name.
+// says returns a handler that answers every request with a name.
 func says(name string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, name) })
 }
 
-// listen gives the address of a server of connections.
+// listen starts a server that calls f for each connection, and returns its address.
 func listen(tb testing.TB, f func(net.Conn)) string {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -195,7 +196,7 @@ func dial(tb testing.TB, addr string) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// client is one with a connection pool of its own.
+// client returns a client with a connection pool of its own.
 func client(tb testing.TB, major int) *http.Client {
 	tr := &http.Transport{Protocols: new(http.Protocols), DisableCompression: true}
 	tr.Protocols.SetHTTP1(major == 1)
@@ -225,7 +226,7 @@ func get(tb testing.TB, c *http.Client, url string, headers ...string) (int, str
 	return resp.StatusCode, string(body)
 }
 
-// talk sends text and gives all that is answered until the connection ends.
+// talk sends text, and returns the whole answer until the end of the connection.
 func talk(tb testing.TB, c *net.TCPConn, text string) string {
 	tb.Helper()
 	if _, err := io.WriteString(c, text); err != nil {

@@ -63,14 +63,14 @@ func (l *oneListener) Accept() (net.Conn, error) {
 func (l *oneListener) Close() error   { return nil }
 func (l *oneListener) Addr() net.Addr { return l.conn.LocalAddr() }
 
-// clientConn is a client's connection with HTTP. It belongs to net/http's server, which reads and writes it.
+// clientConn is a client's HTTP connection. net/http's server owns, reads and writes it.
 type clientConn struct {
 	net.Conn
 	i       *Interceptor
 	flow    Flow
-	prefix  []byte // what was read already
+	prefix  []byte // bytes already read
 	http2   bool
-	tls     bool // its TLS was terminated
+	tls     bool // the interceptor terminated its TLS
 	dial    dialer
 	mirrors *mirrors
 	closed  chan struct{}
@@ -80,24 +80,24 @@ type clientConn struct {
 
 	mu          sync.Mutex
 	over        sync.Cond
-	running     int  // requests
-	idle        bool // no request is being read, either
-	active      bool // a request has been read, and is being answered
-	draining    bool // it ends as soon as it is idle
-	ended       bool // no request may begin any more
-	readStopped bool // nothing that the client says is read any more
+	running     int  // requests in progress
+	idle        bool // the server neither reads nor answers a request
+	active      bool // the server has read a request, and answers it
+	draining    bool // the connection ends as soon as it is idle
+	ended       bool // no request may begin
+	readStopped bool // Read returns io.EOF
 
 	// HTTP/1.
-	upstreams  map[Target]*upstream // idle; nil: the application's
+	upstreams  map[Target]*upstream // idle; the key of the application's is nil
 	last       Target               // of the latest request
 	fin        bool                 // the client's FIN came in the middle of a request
-	releaseFIN chan struct{}        // closed to have Read return; nil: it does not hold a FIN back
+	releaseFIN chan struct{}        // closed to make Read return; nil: Read does not hold a FIN back
 	expired    bool                 // the deadline of Read has passed
-	current    *upstream            // of the request
-	whole      bool                 // current has all of the request
+	current    *upstream            // of the current request
+	whole      bool                 // current has received all of the request
 
 	transports map[transportKey]*http.Transport
-	conns      map[*trackedConn]struct{} // of transports; nil when no more may be made
+	conns      map[*trackedConn]struct{} // of transports; nil after closeTransports
 }
 
 // serveHTTP serves a connection with HTTP until it ends.
@@ -116,19 +116,19 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 	defer cancel()
 	stop := context.AfterFunc(ctx, c.drain)
 	defer stop()
-	// Its error tells that the listener has no second connection.
+	// The error only says that the listener has no second connection.
 	_ = i.server.Serve(&oneListener{ctx: hard, conn: c})
 	c.finish()
 }
 
-// serveRequest is the handler.
+// serveRequest is the handler of the server.
 func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*clientConn)
 	if !c.begin() {
 		panic(http.ErrAbortHandler)
 	}
 	defer c.end()
-	// the preface of HTTP/2 behind a request, which net/http gives to handlers
+	// net/http passes the preface of HTTP/2 to handlers if it follows a request.
 	if r.ProtoMajor >= 2 && r.Method == "PRI" {
 		w.Header().Set("Connection", "close")
 		http.Error(w, "kubevpn: HTTP/2 begins with the connection", http.StatusHTTPVersionNotSupported)
@@ -156,7 +156,7 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// begin starts a request. It returns false if the connection has ended meanwhile.
+// begin starts a request. It returns false if the connection has ended.
 func (c *clientConn) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,7 +174,7 @@ func (c *clientConn) end() {
 	c.over.Signal()
 }
 
-// finish waits for what the connection's requests still do.
+// finish waits for the connection's requests and their copies, and closes the connections to destinations.
 func (c *clientConn) finish() {
 	c.mu.Lock()
 	c.ended = true
@@ -191,7 +191,7 @@ func (c *clientConn) finish() {
 	c.closeTransports()
 }
 
-// drain has the connection end as soon as it is idle.
+// drain makes the connection end as soon as it is idle.
 func (c *clientConn) drain() {
 	c.mu.Lock()
 	c.draining = true
@@ -211,16 +211,16 @@ func (c *clientConn) isDraining() bool {
 func (c *clientConn) setIdle(idle bool) {
 	c.mu.Lock()
 	c.idle, c.active = idle, !idle
-	over := idle && c.draining && !c.http2 // HTTP/2 has said GOAWAY, and ends by itself
+	over := idle && c.draining && !c.http2 // HTTP/2 has sent GOAWAY, and ends by itself
 	c.mu.Unlock()
 	if over {
 		c.Close()
 	}
 }
 
-// Read holds the client's FIN back while a request is being answered, because net/http's server would take it for the
-// end of the connection. Many clients send FIN after the request, and wait for the answer. The upstream gets the FIN as
-// well, and decides.
+// Read holds the client's FIN back while the server answers a request, because net/http's server would take it for the
+// end of the connection. Many clients send FIN after the request, and wait for the answer. The upstream gets the FIN
+// as well, and decides.
 //
 // At such a time the server reads one byte, to detect the connection's end. It may also read one byte of a head.
 func (c *clientConn) Read(p []byte) (int, error) {
@@ -252,7 +252,7 @@ func (c *clientConn) holdFIN() error {
 		c.releaseFIN = releaseFIN
 	}
 	c.mu.Unlock()
-	if expired { // between the FIN and now
+	if expired { // the deadline passed after the FIN
 		return os.ErrDeadlineExceeded
 	}
 	select {
@@ -284,7 +284,7 @@ func (c *clientConn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// stopReading ends the client's connection after the answer: the rest of the request is not read.
+// stopReading makes the client's connection end after the answer, without reading the rest of the request.
 func (c *clientConn) stopReading() {
 	c.mu.Lock()
 	c.readStopped = true
@@ -295,13 +295,13 @@ func (c *clientConn) stopReading() {
 // ReadFrom is for long bodies: between two TCP connections the kernel moves the bytes.
 func (c *clientConn) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }
 
-// Close is called by the server.
+// Close closes the connection. The server calls it.
 func (c *clientConn) Close() error {
 	c.mu.Lock()
 	readStopped := c.readStopped
 	c.mu.Unlock()
 	if readStopped && closeWrite(c.Conn) == nil {
-		// If it were closed with something unread, the client would be reset, and might lose the answer.
+		// A close with unread bytes would reset the client's connection, and the client might lose the answer.
 		c.Conn.SetReadDeadline(time.Now().Add(closeTimeout))
 		_, _ = io.CopyN(io.Discard, c.Conn, maxDiscard)
 	}
@@ -310,7 +310,7 @@ func (c *clientConn) Close() error {
 	return err
 }
 
-// CloseWrite is called by the server when it ends a connection that the client may still write to.
+// CloseWrite sends FIN. The server calls it when it ends a connection to which the client may still write.
 func (c *clientConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 // abort resets the client's connection and ends the request.

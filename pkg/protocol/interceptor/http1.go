@@ -66,16 +66,16 @@ type upstream struct {
 	br    *bufio.Reader
 	bw    *bufio.Writer
 	limit int64       // bytes that may be read
-	seen  atomic.Bool // something of the answer came
-	used  bool        // by an earlier request
+	seen  atomic.Bool // the first byte of the answer has arrived
+	used  bool        // for an earlier request
 
-	chunk  [3][]byte // what writeBody writes
+	chunk  [3][]byte // the pieces that writeBody writes
 	pieces net.Buffers
 
-	onEnd   func()        // called by the watcher
+	onEnd   func()        // the watcher calls it
 	timer   *time.Timer   // starts the watcher
 	watched chan struct{} // capacity 1: the watcher has ended
-	dead    bool          // the watcher's finding
+	dead    bool          // the watcher saw the end
 }
 
 func newUpstream(conn net.Conn, onEnd func(*upstream)) *upstream {
@@ -87,7 +87,7 @@ func newUpstream(conn net.Conn, onEnd func(*upstream)) *upstream {
 	return u
 }
 
-// Read is br's.
+// Read is for br.
 func (u *upstream) Read(p []byte) (int, error) {
 	if u.limit <= 0 {
 		return 0, errHeadTooLong
@@ -142,7 +142,7 @@ func (u *upstream) discard() {
 	u.close()
 }
 
-// close ends it. Nobody may use it any more, but abort.
+// close closes the connection. Afterwards only abort may be called.
 func (u *upstream) close() {
 	u.Conn.Close()
 	u.br.Reset(nil)
@@ -175,8 +175,8 @@ func (c *clientConn) upstream(ctx context.Context, t destination) (*upstream, er
 	return newUpstream(conn, func(u *upstream) { c.upstreamEnded(to, u) }), nil
 }
 
-// upstreamEnded is called when the other end has closed an idle connection. If that is the application, the client's
-// ends too, as it would without the agent.
+// upstreamEnded handles an idle connection that the other end has closed. If the other end is the application, the
+// client's connection ends too, as it would without the agent.
 func (c *clientConn) upstreamEnded(to Target, u *upstream) {
 	c.mu.Lock()
 	mine := c.upstreams[to] == u
@@ -230,9 +230,9 @@ type exchange struct {
 	t      destination
 	copies copies
 
-	upgrade  string // what the client would like to speak afterwards
+	upgrade  string // the protocols that the client asks to switch to
 	upload   *upload
-	answered bool // the client has something of the answer
+	answered bool // the client has a part of the answer
 }
 
 // serve1 answers an HTTP/1 request.
@@ -242,7 +242,7 @@ func (c *clientConn) serve1(w http.ResponseWriter, r *http.Request, t destinatio
 	case len(mirrors) == 0:
 	case x.upgrade == "":
 		x.copies = c.mirrors.request(r, mirrors, c.flow.Dst.String(), c.transport)
-	default: // all of it is bytes that are copied
+	default: // copy all bytes, because the connection may leave HTTP
 		x.copies = c.mirrors.connection(c.flow, mirrors)
 		var head bytes.Buffer
 		bw := bufio.NewWriter(&head)
@@ -251,7 +251,7 @@ func (c *clientConn) serve1(w http.ResponseWriter, r *http.Request, t destinatio
 		x.copies.put(head.Bytes())
 	}
 	if hasBody(r) {
-		// net/http would read the rest of the request before it lets an answer out.
+		// Otherwise net/http reads the rest of the request before it sends an answer.
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 			c.i.log.DebugContext(r.Context(), "full duplex", "error", err)
 		}
@@ -260,7 +260,7 @@ func (c *clientConn) serve1(w http.ResponseWriter, r *http.Request, t destinatio
 	for err != nil && x.again(err) {
 		err = x.run()
 	}
-	x.copies.end(err) // unless it has ended already
+	x.copies.end(err) // no effect if they have ended
 	noteEnd(w, x.t, err)
 	if err == nil {
 		return
@@ -281,12 +281,12 @@ func (c *clientConn) serve1(w http.ResponseWriter, r *http.Request, t destinatio
 	}
 }
 
-// staleError is the end of a connection that was idle before, and on which nothing of an answer came.
+// staleError is the end of a connection that was idle before, and carried no byte of an answer.
 type staleError struct{ error }
 
 func (e staleError) Unwrap() error { return e.error }
 
-// again tells whether the exchange may be tried once more, and has made x ready for it.
+// again reports whether the exchange may be tried once more, and prepares x for that.
 func (x *exchange) again(err error) bool {
 	if x.answered || x.r.Context().Err() != nil || x.upload != nil && x.upload.begun.Load() {
 		return false
@@ -303,7 +303,7 @@ func (x *exchange) again(err error) bool {
 	return true
 }
 
-// repeatable tells whether it does no harm if the other end has got the request twice.
+// repeatable reports whether the other end may receive the request twice without harm.
 func (x *exchange) repeatable() bool {
 	switch x.r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
@@ -314,7 +314,7 @@ func (x *exchange) repeatable() bool {
 
 func hasBody(r *http.Request) bool { return r.ContentLength != 0 }
 
-// dialError says that the destination got nothing of the request.
+// dialError means that the destination has received no byte of the request.
 type dialError struct{ error }
 
 func (e *dialError) Unwrap() error { return e.error }
@@ -331,7 +331,7 @@ func (x *exchange) run() (err error) {
 	stop := context.AfterFunc(ctx, u.abort)
 	defer stop()
 	if !x.t.application() && x.repeatable() {
-		// Do not wait for an owner who is away if the application can answer as well.
+		// The application can answer if the owner is away, so do not wait for the owner.
 		defer whenAway(x.t.claim.Target, func() {
 			if !u.seen.Load() {
 				u.abort()
@@ -364,7 +364,7 @@ func (x *exchange) run() (err error) {
 	return err
 }
 
-// over sends the request over u and relays the answer. done tells whether u can have another request.
+// over sends the request over u and relays the answer. done reports whether u can carry another request.
 func (x *exchange) over(u *upstream) (done bool, err error) {
 	u.limit = maxHead
 	x.writeHead(u.bw)
@@ -395,7 +395,7 @@ func (x *exchange) over(u *upstream) (done bool, err error) {
 		return false, err
 	}
 	if x.upload != nil && !x.upload.ended() {
-		// The answer is complete, but for what net/http would keep until we return.
+		// The answer is complete, but net/http holds a part back until the handler returns.
 		if err := http.NewResponseController(x.w).Flush(); err != nil {
 			return false, errClient{err}
 		}
@@ -404,8 +404,7 @@ func (x *exchange) over(u *upstream) (done bool, err error) {
 	return !resp.Close && u.br.Buffered() == 0 && (x.upload == nil || x.upload.whole), nil
 }
 
-// readHead reads the answer's head, and passes on what comes before it. The body of a switch of protocols is not looked
-// at.
+// readHead reads the head of the answer, and relays informational answers before it.
 func (x *exchange) readHead(u *upstream) (*http.Response, error) {
 	for {
 		u.limit = maxHead
@@ -417,7 +416,7 @@ func (x *exchange) readHead(u *upstream) (*http.Response, error) {
 		switch {
 		case err != nil:
 			return nil, err
-		case resp.StatusCode == http.StatusContinue: // net/http says it when the body is read
+		case resp.StatusCode == http.StatusContinue: // net/http sends its own when the handler reads the body
 		case resp.StatusCode >= http.StatusOK || resp.StatusCode == http.StatusSwitchingProtocols:
 			return resp, nil
 		case x.r.ProtoAtLeast(1, 1):
@@ -440,7 +439,7 @@ func (x *exchange) writeHead(w *bufio.Writer) {
 		h = h.Clone()
 		x.c.addForwardedFor(h)
 	}
-	// w keeps its first error; Flush tells it.
+	// w keeps its first error, and Flush returns it.
 	_ = h.WriteSubset(w, x.excluded())
 	switch {
 	case r.ContentLength > 0, r.ContentLength == 0 && r.Header["Content-Length"] != nil:
@@ -465,7 +464,7 @@ func (x *exchange) writeHead(w *bufio.Writer) {
 	w.WriteString("\r\n")
 }
 
-// excluded are the headers that writeHead does not copy.
+// excluded returns the headers that writeHead does not copy.
 func (x *exchange) excluded() map[string]bool {
 	if h := x.r.Header["Connection"]; h == nil {
 		return notCopied
@@ -477,8 +476,8 @@ func (x *exchange) excluded() map[string]bool {
 	return exclude
 }
 
-// upgradeOf gives the protocols that the client would like to speak instead of HTTP/1.1, without HTTP/2: the requests
-// that followed could not be judged.
+// upgradeOf returns the protocols that the client asks to speak instead of HTTP/1.1. It omits HTTP/2, because judge
+// would not see the requests that follow.
 func upgradeOf(r *http.Request) string {
 	if len(r.Header["Upgrade"]) == 0 || !r.ProtoAtLeast(1, 1) {
 		return ""
@@ -506,7 +505,7 @@ func switches(r *http.Request, resp *http.Response) bool {
 // switchProtocols forwards the bytes after the answer.
 func (x *exchange) switchProtocols(u *upstream, resp *http.Response) error {
 	if resp.StatusCode == http.StatusSwitchingProtocols && x.upgrade == "" {
-		return errors.New("the answer changes to a protocol that was not asked for")
+		return errors.New("the answer changes to a protocol that the client did not ask for")
 	}
 	if x.upload != nil && !x.upload.wait(x.c, u) {
 		return errors.New("the answer changes the protocol in the middle of the request")
@@ -543,10 +542,10 @@ func (x *exchange) switchProtocols(u *upstream, resp *http.Response) error {
 type upload struct {
 	wanted chan bool // whether the client may continue
 	done   chan struct{}
-	begun  atomic.Bool // the client was told to send it
+	begun  atomic.Bool // copy has begun to read the body
 	moved  atomic.Int64
-	read   bool // all of it was read of the client; valid when done
-	whole  bool // and was sent
+	read   bool // all of it was read from the client; valid when done
+	whole  bool // and sent; valid when done
 }
 
 // want reports, once, whether the upstream wants the body. Only a client that asked waits for it.
@@ -579,7 +578,8 @@ func (l *upload) run(x *exchange, u *upstream) {
 	}
 }
 
-// copy reads all of the body, also when the upstream takes no more of it, because the client must get the answer.
+// copy forwards the body. If the upstream stops reading, copy reads and drops the rest, up to maxDiscard, so that the
+// client gets the answer.
 func (l *upload) copy(x *exchange, u *upstream) (err error) {
 	b := copyBuffers.Get().(*[copyLen]byte)
 	defer copyBuffers.Put(b)
@@ -603,7 +603,7 @@ func (l *upload) copy(x *exchange, u *upstream) (err error) {
 		case readErr == io.EOF:
 			l.read = true
 		case errors.Is(readErr, io.ErrUnexpectedEOF):
-			_ = closeWrite(u.Conn) // as the client did; readErr ends the exchange in any case
+			_ = closeWrite(u.Conn) // like the client; readErr ends the exchange in any case
 			return readErr
 		default:
 			u.abort()
@@ -614,14 +614,14 @@ func (l *upload) copy(x *exchange, u *upstream) (err error) {
 	if err != nil || !chunked {
 		return err
 	}
-	// u.bw keeps its first error; Flush tells it.
+	// u.bw keeps its first error, and Flush returns it.
 	u.bw.WriteString("0\r\n")
 	_ = x.r.Trailer.WriteSubset(u.bw, notInTrailer)
 	u.bw.WriteString("\r\n")
 	return u.bw.Flush()
 }
 
-// writeBody writes a piece of a body, or a chunk, at once.
+// writeBody writes and flushes a piece of a body, as a chunk if chunked is set.
 func (u *upstream) writeBody(b []byte, chunked bool) error {
 	if !chunked {
 		_, err := u.Conn.Write(b)
@@ -649,8 +649,8 @@ func (l *upload) ended() bool {
 	}
 }
 
-// wait waits for the upload's end while it makes progress, and reports whether all was sent. Without progress, both
-// ends have lost interest, or the client waits for the answer's end.
+// wait waits for the upload's end while it makes progress, and reports whether all was sent. It gives up without
+// progress: then both ends have lost interest, or the client waits for the end of the answer.
 func (l *upload) wait(c *clientConn, u *upstream) bool {
 	l.want(false)
 	ticker := time.NewTicker(uploadTimeout)

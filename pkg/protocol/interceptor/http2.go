@@ -22,8 +22,8 @@ type transportKey struct {
 	major  int
 }
 
-// transport returns net/http's client for requests to t. It has at least one connection, more if HTTP/2 has too many
-// requests at a time for one. Mirrors have HTTP/1 connections as well.
+// transport returns net/http's client for requests to t. It uses one connection, or more if HTTP/2 has too many
+// concurrent requests for one. Mirrors have HTTP/1 connections as well.
 func (c *clientConn) transport(t destination, major int) http.RoundTripper {
 	key := transportKey{t.target(), !t.application() && t.claim.Mirror, major}
 	c.mu.Lock()
@@ -39,7 +39,7 @@ func (c *clientConn) transport(t destination, major int) http.RoundTripper {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxHead,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			// net/http goes on dialing when the request has ended.
+			// net/http continues to dial after the request has ended.
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			defer context.AfterFunc(c.life, cancel)()
@@ -69,7 +69,7 @@ func (c *clientConn) track(conn net.Conn, t destination) (net.Conn, error) {
 	tracked := &trackedConn{Conn: conn, c: c, application: t.application()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.conns == nil { // closeTransports was called
+	if c.conns == nil { // after closeTransports
 		conn.Close()
 		return nil, net.ErrClosed
 	}
@@ -77,8 +77,9 @@ func (c *clientConn) track(conn net.Conn, t destination) (net.Conn, error) {
 	return tracked, nil
 }
 
-// Close is called by the transport, also when the other end said GOAWAY and has answered what it got. The client then
-// learns that the application wants no more of the connection: by GOAWAY, or by its end if there is no request.
+// Close closes the connection. The transport also calls it when the other end has sent GOAWAY and all answers. If that
+// is the application, the client's connection drains too: the client gets GOAWAY, or the end of the connection if
+// there is no request.
 func (t *trackedConn) Close() error {
 	err := t.Conn.Close()
 	c := t.c
@@ -102,7 +103,7 @@ func (c *clientConn) closeTransports() {
 	}
 }
 
-// requestBody is a body that goes to an upstream, and to copies.
+// requestBody is a request's body for an upstream and for copies.
 type requestBody struct {
 	io.ReadCloser
 	begun  atomic.Bool
@@ -119,7 +120,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close is called by net/http also when nothing was read, and then another attempt may follow.
+// Close keeps a body open that was not read: net/http closes it also when another attempt may follow.
 func (b *requestBody) Close() error {
 	if b.begun.Load() {
 		return b.ReadCloser.Close()
@@ -131,7 +132,7 @@ func (b *requestBody) Close() error {
 func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destination, mirrors []*Claim) {
 	began, host := time.Now(), c.flow.Dst.String()
 	body := &requestBody{ReadCloser: r.Body, copies: c.mirrors.request(r, mirrors, host, c.transport)}
-	defer body.copies.end(errBroken) // unless it has ended already
+	defer body.copies.end(errBroken) // no effect if they have ended
 	if !hasBody(r) {
 		body.copies.end(nil)
 	}
@@ -194,7 +195,7 @@ func endCall(w http.ResponseWriter, r *http.Request, began time.Time, answered b
 	if !answered {
 		clear(w.Header())
 		w.Header().Set("Content-Type", "application/grpc")
-		name = "Grpc-Status" // an answer of trailers only has them as its headers
+		name = "Grpc-Status" // an answer of only trailers sends them as headers
 	}
 	w.Header().Set(name, status)
 }
@@ -204,7 +205,7 @@ func (c *clientConn) roundTrip(w http.ResponseWriter, r *http.Request, t destina
 	h := w.Header()
 	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-			if code == http.StatusContinue { // net/http says it when the body is read
+			if code == http.StatusContinue { // net/http sends its own when the handler reads the body
 				return nil
 			}
 			copyHeader(h, http.Header(header))

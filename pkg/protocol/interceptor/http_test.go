@@ -69,9 +69,9 @@ func TestEachRequestIsMatched(t *testing.T) {
 		claims := *r.claims.Load()
 		r.claim(claims[1])
 		want("ann", "app")
-		// Requests share connections. A http.Transport may make a second one of HTTP/2: it gives the first to the request
-		// that waits, and only then to those that follow (dialConnFor). The interceptor has a Transport for each
-		// connection of the client.
+		// Requests share connections. For HTTP/2, an http.Transport may open a second one: it gives the first to the
+		// request that waits for it, and only then to later ones (dialConnFor). The interceptor has a Transport for
+		// each connection of the client.
 		most := map[int]int64{1: 1, 2: 2}[major]
 		if n := conns.Load(); n > most {
 			t.Errorf("the client made %d connections, want at most %d", n, most)
@@ -155,11 +155,11 @@ func TestRequestAndResponseAreUnchanged(t *testing.T) {
 		direct, want := fetch(app)
 		got, body := fetch(r.addr)
 		if body != want {
-			t.Errorf("the application got\n%s\nwithout us\n%s", body, want)
+			t.Errorf("the application got\n%s\nwithout the interceptor\n%s", body, want)
 		}
-		delete(direct.Header, "Keep-Alive") // between neighbours
+		delete(direct.Header, "Keep-Alive") // hop-by-hop
 		if fmt.Sprint(got.StatusCode, got.Header, got.ContentLength) != fmt.Sprint(direct.StatusCode, direct.Header, direct.ContentLength) {
-			t.Errorf("the client got %d %v, without us %d %v", got.StatusCode, got.Header, direct.StatusCode, direct.Header)
+			t.Errorf("the client got %d %v, without the interceptor %d %v", got.StatusCode, got.Header, direct.StatusCode, direct.Header)
 		}
 	})
 }
@@ -181,7 +181,7 @@ func TestForwardedForNamesTheClient(t *testing.T) {
 	})
 }
 
-// wire serves each connection with f, with nothing of net/http.
+// wire serves each connection with f, without net/http's server.
 func wire(tb testing.TB, f func(c *net.TCPConn, br *bufio.Reader)) string {
 	return listen(tb, func(c net.Conn) { f(c.(*net.TCPConn), bufio.NewReader(c)) })
 }
@@ -211,7 +211,7 @@ func TestHTTP1MessagesKeepTheirForm(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 	tests := []struct {
 		name, say, app string
-		want           string // of the client, without us as well
+		want           string // the client's answer, also without the interceptor
 		got            []string
 	}{
 		{"http10", "GET / HTTP/1.0\r\n\r\n", ok,
@@ -260,7 +260,7 @@ func TestHTTP1MessagesKeepTheirForm(t *testing.T) {
 	}
 }
 
-// For any contradicting body lengths, the interceptor and the application agree where the next request begins.
+// For contradictory body lengths, the interceptor and the application agree where the next request begins.
 func TestSmugglingIsRejected(t *testing.T) {
 	var paths atomic.Pointer[[]string]
 	app := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -279,7 +279,7 @@ func TestSmugglingIsRejected(t *testing.T) {
 			var direct []string
 			paths.Store(new([]string))
 			r := newRig(t, app)
-			// A claim for /evil that nobody may get round.
+			// Every request for /evil must go to this claim.
 			evil, err := httpmatch.New(httpmatch.Spec{Path: "/evil"})
 			if err != nil {
 				t.Fatal(err)
@@ -288,7 +288,7 @@ func TestSmugglingIsRejected(t *testing.T) {
 			r.claim(Claim{Match: evil, Target: &target{addr: serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { caught.Add(1) }))}})
 			talk(t, dial(t, r.addr), say)
 			if seen := *paths.Load(); slices.Contains(seen, "/evil") {
-				t.Errorf("the application got %q (%q without us)", seen, direct)
+				t.Errorf("the application got %q (%q without the interceptor)", seen, direct)
 			}
 		})
 	}
@@ -315,7 +315,7 @@ func TestLongHeadsAreAccepted(t *testing.T) {
 		}
 		resp.Body.Close()
 		if resp.Header.Get("X-Long") != long || resp.Header.Get("X-Path") != path {
-			t.Errorf("a long %s came back otherwise: %d", where, resp.StatusCode)
+			t.Errorf("a long %s came back changed: %d", where, resp.StatusCode)
 		}
 	}
 	if code, _ := get(t, client(t, 1), r.url("/"), "X-Long", strings.Repeat("x", 2<<20)); code != http.StatusRequestHeaderFieldsTooLarge {
@@ -358,7 +358,7 @@ func TestExpectContinueIsForwarded(t *testing.T) {
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) })))
 		c := dial(t, r.addr)
 		br := bufio.NewReader(c)
-		for range 2 { // the connection goes on
+		for range 2 { // the connection stays open
 			io.WriteString(c, head)
 			if resp, _ := readResponse(t, br, "POST"); resp.StatusCode != http.StatusContinue {
 				t.Fatalf("answered with %s", resp.Status)
@@ -440,7 +440,7 @@ func TestTrailersReachBothEnds(t *testing.T) {
 	})
 }
 
-// Each piece of a response arrives before the next is sent; the same holds for a request.
+// Each piece of a response arrives before the server sends the next. The same holds for a request.
 func TestPiecesAreForwardedAtOnce(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -469,7 +469,7 @@ func TestPiecesAreForwardedAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp, err := client(t, major).Do(req) // before there is any of the body
+		resp, err := client(t, major).Do(req) // before the body begins
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -492,7 +492,7 @@ func TestPiecesAreForwardedAtOnce(t *testing.T) {
 func TestLargeUploadNeedsNoMemory(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		const size = 128 << 20
-		inUse := func() uint64 { // without garbage, which depends on what other tests have left
+		inUse := func() uint64 { // without garbage, which other tests may have left
 			runtime.GC()
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
@@ -558,7 +558,7 @@ func TestClientAbortReachesTheApplication(t *testing.T) {
 		select {
 		case <-cancelled:
 		case <-time.After(10 * time.Second):
-			t.Error("the application goes on")
+			t.Error("the application's request did not end")
 		}
 	})
 }
@@ -595,7 +595,7 @@ func TestTruncatedResponseBreaksTheConnection(t *testing.T) {
 				}
 				close(sent)
 				if rest, err := io.ReadAll(resp.Body); err == nil {
-					t.Errorf("the answer ended well, with %q", rest)
+					t.Errorf("the answer ended without an error, with %q", rest)
 				}
 			})
 		}
@@ -631,7 +631,7 @@ func TestHalfCloseReachesTheApplication(t *testing.T) {
 				return
 			}
 			_, err = br.ReadByte()
-			saw <- err // io.EOF: then only is it answered
+			saw <- err // io.EOF; only then answer
 			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nanswer")
 		}))
 		if body == "" {
@@ -686,14 +686,14 @@ func TestIdleConnectionEndsWithTheApplications(t *testing.T) {
 	ask("X-User: me\r\n", "laptop")
 	hangUp <- struct{}{}
 	ask("X-User: me\r\n", "laptop")
-	ask("", "app") // by a new connection
+	ask("", "app") // on a new connection
 	hangUp <- struct{}{}
 	if _, err := br.ReadByte(); err != io.EOF {
 		t.Errorf("the client saw %v", err)
 	}
 }
 
-// The application closes its connection while the next request is sent.
+// The application closes its connection while the interceptor sends the next request.
 func TestOnlyIdempotentRequestsAreRepeated(t *testing.T) {
 	for _, tt := range []struct {
 		method string
@@ -745,7 +745,7 @@ func TestFailedTargetIsBadGateway(t *testing.T) {
 				t.Errorf("%s: %d %q", name, code, text)
 			}
 			if stats.LastError() == nil {
-				t.Errorf("%s: no error is known", name)
+				t.Errorf("%s: LastError returns nil", name)
 			}
 			if _, got := get(t, c, r.url("/")); got != "app" {
 				t.Errorf("%s: the application's request was answered with %q", name, got)
@@ -843,7 +843,7 @@ func TestDrainFinishesOpenRequests(t *testing.T) {
 			close(goOn)
 		}()
 		if code, got := get(t, client(t, major), r.url("/slow")); got != "done" {
-			t.Errorf("the request that was under way got %d %q", code, got)
+			t.Errorf("the request in progress got %d %q", code, got)
 		}
 		r.conns.Wait()
 	})
@@ -861,7 +861,7 @@ func TestDrainFinishesOpenRequests(t *testing.T) {
 }
 
 func TestUpgradedConnectionHalfCloses(t *testing.T) {
-	// An echo that goes on when one direction has ended.
+	// echo answers after the client's FIN.
 	echo := wire(t, func(c *net.TCPConn, br *bufio.Reader) {
 		req, err := http.ReadRequest(br)
 		if err != nil {

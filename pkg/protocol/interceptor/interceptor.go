@@ -20,17 +20,17 @@ import (
 type Flow struct {
 	Protocol string         // "tcp" or "udp"
 	Client   netip.AddrPort // its source
-	Dst      netip.AddrPort // address and port of the pod that it was for
+	Dst      netip.AddrPort // its destination, an address and port of the pod
 }
 
-// Target gets the requests of a claim. Its methods may be called concurrently. Targets can be compared with ==;
+// Target receives the requests of a claim. Its methods may be called concurrently. Targets can be compared with ==;
 // requests of one client to equal targets may share a connection.
 type Target interface {
-	// Dial opens a connection for f. One for UDP keeps the boundaries of datagrams. Connections are reset by their
-	// method Reset() error, if they have one, and half-closed by CloseWrite() error.
+	// Dial opens a connection for f. One for UDP keeps the boundaries of datagrams. If the connection has the methods
+	// Reset() error and CloseWrite() error, the Interceptor resets and half-closes it with them.
 	Dial(ctx context.Context, f Flow) (net.Conn, error)
 
-	// Away reports whether the target does not answer at the moment. It is called for each request.
+	// Away reports whether the target does not answer at the moment. The Interceptor calls it for each request.
 	Away() bool
 }
 
@@ -38,19 +38,20 @@ type Target interface {
 type Claim struct {
 	ID     string           // for the log
 	Match  *httpmatch.Match // nil: everything
-	Mirror bool             // the target gets a copy, and its answers are dropped
+	Mirror bool             // the target gets a copy, and the Interceptor drops its answers
 	// Observe, with Mirror, means that the target gets nothing: the claim only records.
 	Observe bool
 	Target  Target
 	Stats   *Stats // not nil
 
-	// Record is called when a request begins that the claim gets, or gets a copy of. It returns what receives the
-	// Exchange when the request has ended, and how many bytes of each body to record; or nil, to record nothing. Both
-	// functions may be called concurrently, and must not block. Nil records nothing.
+	// The Interceptor calls Record when a request begins of which the claim gets the original or a copy. Record
+	// returns a function that receives the Exchange when the request has ended, and the number of bytes of each body
+	// to record. A nil function, or a nil Record, records nothing. Both functions may be called concurrently, and must
+	// not block.
 	Record func() (end func(*Exchange), body int)
 
-	// TLS has the certificate of the application; nil: TLS is not terminated. Its protocols (ALPN) are those that the
-	// application negotiates.
+	// TLS has the certificate of the application; nil: the Interceptor does not terminate TLS. Clients negotiate the
+	// protocols (ALPN) of the application.
 	TLS *tls.Config
 }
 
@@ -59,7 +60,8 @@ func (c *Claim) all() bool { return c.Match == nil || c.Match.All() }
 
 func (c *Claim) matches(r *http.Request) bool { return c.Match == nil || c.Match.Matches(r) }
 
-// Stats counts what a claim's target got. The zero Stats is ready to use; its methods may be called concurrently.
+// Stats counts the requests and copies of a claim's target. The zero Stats is ready to use; its methods may be called
+// concurrently.
 type Stats struct {
 	requests, lost atomic.Uint64
 	failure        atomic.Pointer[Failure]
@@ -71,8 +73,7 @@ type Failure struct{ Error string }
 // Requests returns the number of HTTP requests, other connections and UDP flows that went to the target.
 func (s *Stats) Requests() uint64 { return s.requests.Load() }
 
-// Lost returns the number of copies for a mirror that were given up: the target was slower than the original, or
-// failed.
+// Lost returns the number of incomplete copies for a mirror: the target was slower than the original, or failed.
 func (s *Stats) Lost() uint64 { return s.lost.Load() }
 
 // LastError returns the target's latest error, or nil.
@@ -84,20 +85,20 @@ func (s *Stats) failed(err error) {
 
 // Probe describes connections and datagrams that prove that traffic to a port comes here.
 type Probe struct {
-	Prefix string // of its bytes
-	Length int    // of all of its bytes
-	// Expected reports whether these bytes were announced. If so they are sent back, and the connection is closed; if
-	// not it is a connection like others.
+	Prefix string // of the bytes
+	Length int    // of all bytes
+	// Expected reports whether these bytes were announced. If so, the Interceptor sends them back and closes the
+	// connection; if not, it forwards the connection like others.
 	Expected func(preface []byte) bool
-	// Due reports whether a probe may come at any moment. Silent clients are then waited for longer, because a probe
-	// says what it is only a round trip of the laptop after it has connected. May be nil.
+	// Due reports whether a probe may come at any moment. Then the Interceptor waits longer for silent clients,
+	// because a probe sends its bytes only a round trip of the laptop after it has connected. May be nil.
 	Due func() bool
 }
 
 // Config configures an Interceptor. Claims and Application are required.
 type Config struct {
-	// Claims returns the claims of a port in their order. It is called for each request, so it should be cheap. Nobody
-	// changes the slice afterwards.
+	// Claims returns the claims of a port in their order. The Interceptor calls it for each request, so it should be
+	// cheap. The caller and the function must not change the slice afterwards.
 	Claims func(protocol string, port uint16) []Claim
 
 	// Application dials the pod's application. Connections for UDP keep the boundaries of datagrams.
@@ -108,12 +109,12 @@ type Config struct {
 
 	Probe Probe
 
-	// Trace is called for each HTTP request with the claims of its port and the one that gets it, nil for the
-	// application. If it returns a function, that is called when the request has been answered. May be nil.
+	// The Interceptor calls Trace for each HTTP request with the claims of its port and the one that gets it, nil for
+	// the application. If Trace returns a function, the Interceptor calls it after the answer. May be nil.
 	Trace func(f Flow, r *http.Request, claims []Claim, to *Claim) (ended func())
 
-	// Note receives what a user should know about a port, such as that its TLS hides headers. It may receive it
-	// repeatedly.
+	// Note receives facts about a port that a user should know, such as that its TLS hides headers. It may receive the
+	// same one repeatedly.
 	Note func(protocol string, port uint16, text string)
 
 	// Drain is how long requests and connections may go on after the context of ServeConn ends. Idle ones end at once.
@@ -133,7 +134,7 @@ type Interceptor struct {
 	serverFirst sync.Map
 }
 
-// New returns an Interceptor. It has no goroutine and nothing to close.
+// New returns an Interceptor. It starts no goroutine and needs no Close.
 func New(c Config) *Interceptor {
 	i := &Interceptor{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler))}
 	if i.config.Note == nil {
@@ -143,7 +144,7 @@ func New(c Config) *Interceptor {
 	return i
 }
 
-// serverSpeaksFirst returns the memory of a TCP port in i.serverFirst.
+// serverSpeaksFirst returns the flag of a TCP port in i.serverFirst.
 func (i *Interceptor) serverSpeaksFirst(port uint16) *atomic.Bool {
 	m, ok := i.serverFirst.Load(port)
 	if !ok {
@@ -164,7 +165,7 @@ func (i *Interceptor) ServeConn(ctx context.Context, conn net.Conn, f Flow) {
 	s := &sniffer{i: i, conn: conn, flow: f, dialer: i.dial}
 	switch kind, err := s.sniff(ctx, hard); {
 	case err != nil:
-		i.log.DebugContext(ctx, "the client's connection ended before it was known what it is", "client", f.Client,
+		i.log.DebugContext(ctx, "the client's connection ended before its protocol was known", "client", f.Client,
 			"error", err)
 		reset(conn)
 	case kind == kindProbe:
@@ -220,7 +221,7 @@ const awayCheck = 200 * time.Millisecond
 // dialer opens a connection to a destination.
 type dialer func(context.Context, destination, Flow) (net.Conn, error)
 
-// dial is the dialer.
+// dial is the dialer of plain connections.
 func (i *Interceptor) dial(ctx context.Context, t destination, f Flow) (net.Conn, error) {
 	if t.application() {
 		return i.config.Application(ctx, f)
@@ -240,8 +241,8 @@ func (i *Interceptor) dial(ctx context.Context, t destination, f Flow) (net.Conn
 	return conn, nil
 }
 
-// whenAway calls f once when the target's owner is away, unless stop is called before. f does not run after stop
-// returns.
+// whenAway calls f once, when the target's owner is away, unless the caller calls stop before. f does not run after
+// stop returns.
 func whenAway(t Target, f func()) (stop func()) {
 	var mu sync.Mutex
 	stopped := false

@@ -16,7 +16,7 @@ const (
 	maxBacklog = 1 << 20
 	// maxCopies is how many copies of one client's requests may be under way.
 	maxCopies = 128
-	// mirrorLinger is how long copies may take when the original has ended.
+	// mirrorLinger is how long copies may continue after the original has ended.
 	mirrorLinger = 5 * time.Second
 )
 
@@ -52,7 +52,7 @@ func (b *backlog) put(p []byte) {
 	}
 }
 
-// finish ends it. If err is nil, the rest can still be read.
+// finish ends the backlog. If err is nil, Read still returns the rest.
 func (b *backlog) finish(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -66,7 +66,7 @@ func (b *backlog) finish(err error) {
 	}
 }
 
-// stop ends it at once. Call with mu held.
+// stop ends the backlog, and drops the rest. Call with mu held.
 func (b *backlog) stop(err error) {
 	b.end = err
 	b.b = bytes.Buffer{}
@@ -85,7 +85,7 @@ func (b *backlog) Read(p []byte) (int, error) {
 	return 0, b.end
 }
 
-// Close drops the rest, for the reader.
+// Close drops the rest. The reader calls it.
 func (b *backlog) Close() error {
 	b.finish(net.ErrClosed)
 	return nil
@@ -111,7 +111,7 @@ func (c copies) end(err error) {
 	}
 }
 
-// tee writes to the original's destination and, as much as that accepted, to the copies.
+// tee writes to the original's destination, and the bytes that it accepted to the copies.
 type tee struct {
 	io.Writer
 	copies copies
@@ -123,7 +123,7 @@ func (t *tee) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// mirrors are the copies of what one client sends.
+// mirrors are the copies of one client's requests or connection.
 type mirrors struct {
 	dial   dialer
 	ctx    context.Context
@@ -138,7 +138,7 @@ func newMirrors(ctx context.Context, dial dialer) *mirrors {
 	return m
 }
 
-// wait ends the copies, of which those that are whole get some time.
+// wait waits for the copies, and ends them after mirrorLinger.
 func (m *mirrors) wait() {
 	timer := time.AfterFunc(mirrorLinger, m.cancel)
 	m.wg.Wait()
@@ -157,7 +157,7 @@ func (m *mirrors) connection(f Flow, claims []*Claim) copies {
 	return all
 }
 
-// settle counts a copy that was not given whole.
+// settle ends a copy, and counts it as lost if err is not nil.
 func (m *mirrors) settle(c *Claim, b *backlog, err error) {
 	b.Close()
 	if err == nil {
@@ -181,7 +181,7 @@ func (m *mirrors) copyConnection(f Flow, c *Claim, b *backlog) error {
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		// The end of the answers does not matter: a Write then returns an error.
+		// An error can be ignored here: Write then returns one, too.
 		_, _ = io.Copy(io.Discard, conn)
 	}()
 	err = copyAll(conn, b)
@@ -229,7 +229,7 @@ func (m *mirrors) copyRequest(c *Claim, out *http.Request, rt http.RoundTripper)
 		return err
 	}
 	c.Stats.requests.Add(1)
-	// The connection can be used again when the answer has ended, in whatever way.
+	// Read the answer to its end, so that the connection can be reused. Errors do not matter.
 	_, _ = io.Copy(io.Discard, resp.Body)
 	resp.Body.Close()
 	return nil

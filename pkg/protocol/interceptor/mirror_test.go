@@ -29,7 +29,7 @@ func TestMirrorGetsACopy(t *testing.T) {
 				t.Error(err)
 			}
 			copied <- seen{r.Method, r.RequestURI, r.Header.Get("X-User"), string(body)}
-			io.WriteString(w, "nobody hears this")
+			io.WriteString(w, "dropped")
 		}))
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)
@@ -123,7 +123,7 @@ func TestMirrorGetsUpgradedConnections(t *testing.T) {
 
 // A mirror that is unreachable, reads nothing or is missing never delays the original.
 func TestMirrorNeverDelays(t *testing.T) {
-	full := listen(t, func(c net.Conn) { // takes the connection and reads nothing
+	full := listen(t, func(c net.Conn) { // accepts the connection and reads one byte
 		b := make([]byte, 1)
 		c.Read(b)
 		<-t.Context().Done()
@@ -143,7 +143,7 @@ func TestMirrorNeverDelays(t *testing.T) {
 			for range maxCopies + 1 {
 				get(t, c, r.url("/"))
 			}
-			const size = 8 << 20 // more than the backlog and what sockets hold
+			const size = 8 << 20 // more than the backlog and the buffers of sockets
 			resp, err := c.Post(r.url("/"), "", io.LimitReader(zeros{}, size))
 			if err != nil {
 				t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// copyLen is how much is copied at once, where the kernel does not.
+// copyLen is the size of the buffers for copies that the kernel does not make.
 const copyLen = 64 << 10
 
 var copyBuffers = sync.Pool{New: func() any { return new([copyLen]byte) }}
@@ -33,8 +33,8 @@ func (i *Interceptor) serveRaw(ctx context.Context, s *sniffer) {
 	copies := m.connection(s.flow, claims)
 	err := splice(ctx, end{s.conn, s.read}, end{s.server, s.spoken}, copies)
 	if err != nil && ctx.Err() == nil {
-		i.log.DebugContext(ctx, "a connection broke off", "client", s.flow.Client, "port", s.flow.Dst.Port(), "error",
-			err)
+		i.log.DebugContext(ctx, "a connection ended with an error", "client", s.flow.Client, "port", s.flow.Dst.Port(),
+			"error", err)
 	}
 }
 
@@ -44,8 +44,8 @@ type end struct {
 	read []byte
 }
 
-// splice copies both directions until both have ended, each with its FIN. An error of either resets both. The bytes
-// already read of each come first. Between two TCP connections the kernel moves the bytes, unless there are copies.
+// splice copies both directions until both have ended, each with its FIN. An error in one resets both. The bytes
+// already read come first. Between two TCP connections the kernel moves the bytes, unless there are copies.
 func splice(ctx context.Context, client, server end, copies copies) error {
 	abort := sync.OnceFunc(func() { reset(client.Conn); reset(server.Conn) })
 	stop := context.AfterFunc(ctx, abort)
@@ -76,7 +76,7 @@ func splice(ctx context.Context, client, server end, copies copies) error {
 	return errors.Join(down, <-up)
 }
 
-// pass copies the bytes already read of from, and then all others, to dst.
+// pass copies the bytes already read from an end, and then all others, to dst.
 func pass(dst io.Writer, from end) error {
 	if len(from.read) > 0 {
 		if _, err := dst.Write(from.read); err != nil {
@@ -86,11 +86,11 @@ func pass(dst io.Writer, from end) error {
 	return copyAll(dst, from.Conn)
 }
 
-// copyAll copies src to dst, by the kernel if dst can.
+// copyAll copies src to dst. It uses dst's ReadFrom, with which the kernel may move the bytes.
 func copyAll(dst io.Writer, src io.Reader) error {
 	if _, ok := dst.(io.ReaderFrom); !ok {
 		if _, ok := src.(*net.TCPConn); ok {
-			src = struct{ io.Reader }{src} // its WriteTo would make a buffer of its own
+			src = struct{ io.Reader }{src} // hide WriteTo, which would allocate a buffer
 		}
 		b := copyBuffers.Get().(*[copyLen]byte)
 		defer copyBuffers.Put(b)

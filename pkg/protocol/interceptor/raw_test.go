@@ -15,7 +15,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// echoServer answers with a name, and all that it got, when the client has ended.
+// echoServer answers with a name and all bytes of the client, after the client's FIN.
 func echoServer(tb testing.TB, name string) string {
 	return listen(tb, func(c net.Conn) {
 		got, err := io.ReadAll(c)
@@ -50,7 +50,7 @@ func TestRawGoesToTheClaimOfEverything(t *testing.T) {
 	}
 }
 
-// half says text and FIN and gives what is answered.
+// half sends text and FIN, and returns the answer.
 func half(t *testing.T, addr, text string) string {
 	t.Helper()
 	c := dial(t, addr)
@@ -108,23 +108,23 @@ func TestServerMaySpeakFirst(t *testing.T) {
 		}
 		b = make([]byte, 16)
 		if _, err := io.ReadFull(c, b); err != nil || string(b) != "GET / HTTP/1.1\r\n" {
-			t.Errorf("what looks like HTTP after a greeting was answered with %q, %v", b, err)
+			t.Errorf("bytes like HTTP after a greeting were answered with %q, %v", b, err)
 		}
 		return took
 	}
 	if took := greeting(); took < clientTimeout {
-		t.Errorf("the first client was waited for %v", took)
+		t.Errorf("the interceptor waited %v for the first client", took)
 	}
 	// A busy machine may delay one greeting, but not all of them.
 	testenv.Until(t, "later clients are greeted at once", func() bool { return greeting() < clientTimeout })
-	// HTTP on the same port is known all the same, and ends the memory.
+	// HTTP on the same port is still recognized, and resets the flag.
 	greets.Store(false)
 	if _, got := get(t, client(t, 1), r.url("/"), "x-user", "me"); got != "laptop" {
 		t.Errorf("HTTP was answered with %q", got)
 	}
 	greets.Store(true)
 	if took := greeting(); took < clientTimeout {
-		t.Errorf("after a client that spoke first, the next was waited for %v", took)
+		t.Errorf("after a client that spoke first, the interceptor waited %v for the next", took)
 	}
 }
 
@@ -141,12 +141,12 @@ func TestSilentClientIsMatchedLater(t *testing.T) {
 	})
 	r.claim(Claim{Match: header(t, "x-user=me"), Target: &target{addr: serve(t, says("laptop"))}})
 	c := dial(t, r.addr)
-	<-dialed // the clientTimeout is over
+	<-dialed // clientTimeout has passed
 	if got := talk(t, c, "GET / HTTP/1.1\r\nHost: a\r\nX-User: me\r\nConnection: close\r\n\r\n"); !strings.HasSuffix(got, "laptop") {
 		t.Errorf("answered with %q", got)
 	}
 	if r.i.serverSpeaksFirst(addrPort(t, r.addr).Port()).Load() {
-		t.Error("the server is remembered to speak first, and did not")
+		t.Error("the flag says that the server speaks first, and it did not")
 	}
 }
 
@@ -210,7 +210,7 @@ func TestRawConnectionToAClosedPortIsReset(t *testing.T) {
 	}
 }
 
-// An owner who goes away while a connection is being made for it.
+// vanishing is a target whose owner goes away during a dial.
 type vanishing struct{ target }
 
 func (v *vanishing) Dial(ctx context.Context, f Flow) (net.Conn, error) {
@@ -233,7 +233,7 @@ func TestProbeIsEchoed(t *testing.T) {
 		t.Errorf("a probe was answered with %q", got)
 	}
 	if got := half(t, r.addr, "\x00probe\x004321"); got != "app:\x00probe\x004321" {
-		t.Errorf("somebody else's probe was answered with %q", got)
+		t.Errorf("a probe that was not announced was answered with %q", got)
 	}
 	if n := r.appDials.Load(); n != 1 {
 		t.Errorf("the application saw %d connections, want 1", n)
@@ -266,7 +266,7 @@ func TestProbeIsRecognizedWhereTheServerSpeaksFirst(t *testing.T) {
 		c.Probe.Due = due.Load
 	})
 	c := dial(t, r.addr)
-	if _, err := io.ReadFull(c, make([]byte, 11)); err != nil { // the interceptor learns who speaks first
+	if _, err := io.ReadFull(c, make([]byte, 11)); err != nil { // the interceptor learns that the server speaks first
 		t.Fatal(err)
 	}
 	due.Store(true)

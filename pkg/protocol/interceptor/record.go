@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Exchange is one HTTP request that a claim matched, and the answer that the client got. Nobody changes it, or what it
-// refers to, after it was recorded.
+// Exchange is one HTTP request that a claim matched, and the answer that the client got. It is immutable once it was
+// recorded, with all that it refers to.
 type Exchange struct {
 	Flow   Flow
 	TLS    bool // the interceptor terminated TLS
@@ -28,14 +28,14 @@ type Exchange struct {
 
 	Began, Answered, Ended time.Time // Answered: the head of the answer; zero: none
 
-	To  *Claim // whose target got the request; nil: the application
-	Err error  // that ended the exchange early
+	To  *Claim // the claim whose target got the request; nil: the application
+	Err error  // the error that ended the exchange early
 }
 
-// Body is what was recorded of a body.
+// Body is the recorded part of a body.
 type Body struct {
-	Size int64  // bytes that passed
-	Data []byte // the first of them
+	Size int64  // all bytes of the body that passed
+	Data []byte // the first bytes
 }
 
 // body records a body while it passes.
@@ -77,7 +77,7 @@ type recording struct {
 	request body
 }
 
-// recorder receives an Exchange with that many bytes of its bodies.
+// recorder receives an Exchange with at most limit bytes of each body.
 type recorder struct {
 	end   func(*Exchange)
 	limit int
@@ -138,7 +138,7 @@ func (p *recording) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom has the kernel move what is not recorded of a long body.
+// ReadFrom lets the kernel move the part of a long body that is not recorded.
 func (p *recording) ReadFrom(r io.Reader) (int64, error) {
 	first, err := io.CopyN(struct{ io.Writer }{p}, r, int64(p.answer.limit-len(p.answer.Data)))
 	if err != nil {
@@ -166,7 +166,7 @@ func (b *recordedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// end gives the exchange to the recorders. Only the first call has an effect.
+// end passes the exchange to the recorders. Only the first call has an effect.
 func (p *recording) end() {
 	if p.over {
 		return

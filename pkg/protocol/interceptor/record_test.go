@@ -16,7 +16,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// recorded is a channel of what a claim records, with that many bytes of bodies.
+// recorded returns a Claim.Record with that limit of bytes, and a channel of its exchanges.
 func recorded(limit int) (chan *Exchange, func() (func(*Exchange), int)) {
 	all := make(chan *Exchange, 64)
 	return all, func() (func(*Exchange), int) { return func(e *Exchange) { all <- e }, limit }
@@ -170,7 +170,7 @@ func TestEachOwnerRecords(t *testing.T) {
 		Claim{Mirror: true, Target: &target{addr: echo(t)}, Record: recordOne},
 		Claim{Target: &target{addr: serve(t, says("target"))}, Record: recordTwo},
 		Claim{Mirror: true, Match: header(t, "x-user=you"), Target: &target{addr: echo(t)}, Record: func() (func(*Exchange), int) {
-			t.Error("asked for a request that does not match")
+			t.Error("Record was called for a request that does not match")
 			return nil, 0
 		}},
 		Claim{Mirror: true, Target: &target{addr: echo(t)}, Record: func() (func(*Exchange), int) { return nil, 0 }},
@@ -211,7 +211,7 @@ func TestObserverGetsNoCopy(t *testing.T) {
 	}
 }
 
-// What follows a switch of protocols is not HTTP. The exchange ends with the switch.
+// The bytes after a switch of protocols are not HTTP. The exchange ends with the switch.
 func TestSwitchIsRecordedAtOnce(t *testing.T) {
 	server := listen(t, func(c net.Conn) {
 		http.ReadRequest(bufio.NewReader(c))

@@ -16,7 +16,7 @@ type errClient struct{ error }
 
 func (e errClient) Unwrap() error { return e.error }
 
-// relay sends the client an answer. u is where an HTTP/1 answer comes from; nil for HTTP/2.
+// relay sends an answer to the client. u is the source of an HTTP/1 answer; nil for HTTP/2.
 func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	h := w.Header()
 	copyHeader(h, resp.Header)
@@ -53,12 +53,12 @@ func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	return nil
 }
 
-// relayBody passes each piece on before it waits for another.
+// relayBody sends each piece before it waits for another.
 func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	b := copyBuffers.Get().(*[copyLen]byte)
 	defer copyBuffers.Put(b)
 	left := resp.ContentLength  // negative: unknown
-	held := left != 0           // something for the client is buffered here that must not wait
+	held := left != 0           // w buffers bytes that must not wait
 	for left != 0 || u == nil { // after the last byte of HTTP/2, a trailer may follow
 		if held && (u == nil || u.waits()) {
 			if err := http.NewResponseController(w).Flush(); err != nil {
@@ -74,7 +74,7 @@ func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 			if _, err := w.Write(b[:n]); err != nil {
 				return errClient{err}
 			}
-			// So much is not held back by anybody, and there is probably more at once.
+			// w does not buffer that many bytes, and more will probably follow at once.
 			held = n < copyLen/2
 			if left > 0 {
 				left -= int64(n)
@@ -91,7 +91,7 @@ func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	return nil
 }
 
-// spliceBody has the kernel move the rest of a long body, if it can.
+// spliceBody lets the kernel move the rest of a long body, if possible.
 func spliceBody(w http.ResponseWriter, left int64, u *upstream) (done bool, err error) {
 	if left < copyLen || u == nil || !u.waits() {
 		return false, nil
@@ -106,7 +106,7 @@ func spliceBody(w http.ResponseWriter, left int64, u *upstream) (done bool, err 
 		err = io.ErrUnexpectedEOF
 	}
 	if err != nil {
-		err = fmt.Errorf("passing the answer on: %w", err)
+		err = fmt.Errorf("forwarding the answer: %w", err)
 	}
 	return true, err
 }
@@ -134,7 +134,7 @@ func named(h http.Header, f func(name string)) {
 func copyHeader(dst, src http.Header) {
 	for name, values := range src {
 		if !hopByHop[name] {
-			dst[name] = values[:len(values):len(values)] // nobody changes what is there
+			dst[name] = values[:len(values):len(values)] // an append to it copies
 		}
 	}
 	named(src, func(name string) { delete(dst, name) })
@@ -158,7 +158,7 @@ func (c *clientConn) addForwardedFor(h http.Header) {
 	h[name] = []string{strings.Join(append(h[name], c.flow.Client.Addr().Unmap().String()), ", ")}
 }
 
-// outgoing returns the request as net/http's client sends it on. Its body is the caller's to set.
+// outgoing returns the request for net/http's client, without a body, which the caller sets.
 func outgoing(ctx context.Context, r *http.Request, host string) *http.Request {
 	out := &http.Request{
 		Method: r.Method,
@@ -173,14 +173,14 @@ func outgoing(ctx context.Context, r *http.Request, host string) *http.Request {
 		Trailer:       r.Trailer,
 	}
 	if strings.HasPrefix(r.RequestURI, "/") && !strings.HasPrefix(r.RequestURI, "//") {
-		out.URL = &url.URL{Scheme: "http", Host: host, Opaque: r.RequestURI} // as it was written
+		out.URL = &url.URL{Scheme: "http", Host: host, Opaque: r.RequestURI} // as the client wrote it
 	}
 	copyHeader(out.Header, r.Header)
 	if acceptsTrailers(r.Header) {
 		out.Header["Te"] = []string{"trailers"}
 	}
 	if _, ok := out.Header["User-Agent"]; !ok {
-		out.Header["User-Agent"] = nil // or net/http would say its own
+		out.Header["User-Agent"] = nil // otherwise net/http sends its own
 	}
 	return out.WithContext(ctx)
 }

@@ -23,14 +23,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// request is what a backend sees of one request.
+// request is one request as a backend sees it.
 type request struct {
-	To                   string // which backend
+	To                   string // the name of the backend
 	Method, Target, Host string
 	Header               [][2]string
 	Body                 string
 	Trailer              [][2]string
-	Tunnel               string // what came after a switch of protocols
+	Tunnel               string // the bytes after a switch of protocols
 }
 
 func (r *request) header(name string) (values []string) {
@@ -42,8 +42,8 @@ func (r *request) header(name string) (values []string) {
 	return values
 }
 
-// backend records the requests that reach it. It reads them as RFC 9112 has them, and tolerates nothing: what another server could
-// read in another way is a finding.
+// backend records the requests that reach it. It reads them strictly by RFC 9112: bytes that another server could read
+// in another way are a finding.
 type backend struct {
 	tunnels sync.WaitGroup
 
@@ -52,7 +52,7 @@ type backend struct {
 	findings []string
 }
 
-// serve returns what serves the connections to one of its names.
+// serve returns a function that serves the connections to one of its names.
 func (b *backend) serve(to string) func(net.Conn) {
 	return func(c net.Conn) { b.answer(to, c) }
 }
@@ -63,7 +63,7 @@ func (b *backend) answer(to string, c net.Conn) {
 		r, err := readStrictly(br, c)
 		switch {
 		case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), isReset(err):
-			return // no request, or not all of one
+			return // no request, or an incomplete one
 		case err != nil:
 			b.mu.Lock()
 			b.findings = append(b.findings, err.Error())
@@ -76,10 +76,10 @@ func (b *backend) answer(to string, c net.Conn) {
 		n := len(b.requests) - 1
 		b.mu.Unlock()
 		if len(r.header("Upgrade")) > 0 && strings.HasSuffix(r.Target, "/switch") {
-			b.tunnels.Add(1) // before the other end knows
+			b.tunnels.Add(1) // before the other end gets the answer
 			defer b.tunnels.Done()
 			io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+r.header("Upgrade")[0]+"\r\n\r\n")
-			rest, _ := io.ReadAll(br) // however it ends
+			rest, _ := io.ReadAll(br) // errors do not matter
 			b.mu.Lock()
 			b.requests[n].Tunnel = string(rest)
 			b.mu.Unlock()
@@ -216,10 +216,10 @@ func errIf(is bool, text string) error {
 	return nil
 }
 
-// script is a client's connection that has said all, and waits for answers: a request is not aborted by its end, as it would be by
-// a FIN, which net/http takes for one.
+// script is the connection of a client that has sent all requests and waits for the answers. Its end does not abort a
+// request, unlike a FIN, which net/http takes for the end of the client.
 type script struct {
-	net.Conn // of a closed pipe: addresses
+	net.Conn // of a closed pipe, for its addresses
 	mu       sync.Mutex
 	rest     []byte
 	wake     chan struct{} // closed by a deadline, or the end
@@ -232,7 +232,7 @@ func newScript(text []byte) *script {
 	return &script{Conn: near, rest: text, wake: make(chan struct{}), once: new(sync.Once)}
 }
 
-// Read gives what the client says. With one byte net/http's server looks for the end while it answers.
+// Read returns the bytes of the client. net/http's server reads a single byte to detect the end while it answers.
 func (s *script) Read(p []byte) (int, error) {
 	s.mu.Lock()
 	n := copy(p, s.rest)
@@ -270,7 +270,7 @@ func (s *script) Close() error {
 	return s.Conn.Close()
 }
 
-// oneConn is a listener of one connection, until that is closed.
+// oneConn is a listener of one connection. Accept returns an error after the end of that connection.
 type oneConn struct {
 	conns chan net.Conn
 	done  chan struct{}
@@ -287,7 +287,7 @@ func (l *oneConn) Accept() (net.Conn, error) {
 func (l *oneConn) Close() error   { return nil }
 func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 
-// reverseProxied returns what a backend sees behind httputil.ReverseProxy.
+// reverseProxied returns the requests that a backend sees behind httputil.ReverseProxy.
 func reverseProxied(t *testing.T, text []byte) []request {
 	b := new(backend)
 	at := listen(t, b.serve("proxy"))
@@ -330,14 +330,15 @@ func reverseProxied(t *testing.T, text []byte) []request {
 	return slices.Clone(b.requests)
 }
 
-// intercepted returns what backends see behind an Interceptor that gives requests with x-user=me to a target.
+// intercepted returns the requests that backends see behind an Interceptor that sends those with x-user=me to a
+// target.
 func intercepted(t *testing.T, text []byte) (requests []request, findings []string) {
 	b := new(backend)
 	r := newRig(t, listen(t, b.serve("application")))
 	r.claim(Claim{Match: header(t, "x-user=me"), Target: &target{addr: listen(t, b.serve("target"))}})
 	c := dial(t, r.addr)
 	go func() {
-		c.Write(text) // it may be answered before its end
+		c.Write(text) // the answer may come before its end
 		c.CloseWrite()
 	}()
 	if answers, err := io.ReadAll(c); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -352,12 +353,13 @@ func intercepted(t *testing.T, text []byte) (requests []request, findings []stri
 	return slices.Clone(b.requests), slices.Clone(b.findings)
 }
 
-// essence is what both proxies have to agree on. A target may be written in more than one way.
+// essence returns the parts of requests on which both proxies must agree. It normalizes targets, which can be written
+// in several ways.
 func essence(requests []request) []request {
 	var all []request
 	for _, r := range requests {
 		if r.Method == "PRI" {
-			continue // the preface of HTTP/2 is no request; ReverseProxy passes it on
+			continue // the preface of HTTP/2 is no request, but ReverseProxy forwards it
 		}
 		e := request{Method: r.Method, Target: r.Target, Host: r.Host, Body: r.Body}
 		if u, err := url.ParseRequestURI(r.Target); err == nil && r.Method != http.MethodConnect {
@@ -371,8 +373,8 @@ func essence(requests []request) []request {
 	return all
 }
 
-// FuzzSmuggling sends what a client may send through an Interceptor, and through httputil.ReverseProxy. The backends see the same
-// requests: no bytes of one become another, and none goes to another backend than its head says.
+// FuzzSmuggling sends the bytes of a client through an Interceptor and through httputil.ReverseProxy. The backends
+// must see the same requests: no part of one becomes another, and each goes to the backend that its head selects.
 func FuzzSmuggling(f *testing.F) {
 	const (
 		get  = "GET /a HTTP/1.1\r\nHost: web\r\n\r\n"
@@ -456,11 +458,11 @@ func FuzzSmuggling(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 32<<10 || classify(text, new(Probe)) != kindHTTP1 {
-			return // what is not HTTP goes to the application as it is
+			return // other bytes go to the application unchanged
 		}
 		got, findings := intercepted(t, text)
 		for _, finding := range findings {
-			t.Errorf("a backend can read in another way %s", finding)
+			t.Errorf("another backend could read differently: %s", finding)
 		}
 		if d := cmp.Diff(essence(reverseProxied(t, text)), essence(got)); d != "" {
 			t.Errorf("-ReverseProxy +Interceptor\n%s", d)
@@ -469,7 +471,7 @@ func FuzzSmuggling(f *testing.F) {
 			if r.To == "application" && slices.Contains(r.header("X-User"), "me") {
 				t.Errorf("the application has a request of the target: %+v", r)
 			}
-			if !bytes.HasSuffix(text, []byte(r.Tunnel)) { // ReverseProxy loses what the client has said by then
+			if !bytes.HasSuffix(text, []byte(r.Tunnel)) { // ReverseProxy loses bytes that the client has sent before
 				t.Errorf("after the switch of protocols comes %q", r.Tunnel)
 			}
 			for _, field := range r.Trailer {

@@ -16,24 +16,24 @@ import (
 const (
 	// clientTimeout is how long a client may be silent, at first or in the middle of a possible request.
 	clientTimeout = 200 * time.Millisecond
-	// serverFirstTimeout is the same for a port where the server speaks first: a client that does not wait for the
-	// server has sent something by then.
+	// serverFirstTimeout is the same for a port where the server speaks first. A client that does not wait for the
+	// server has sent its first bytes by then.
 	serverFirstTimeout = time.Millisecond
 	// dueTimeout is the same while a probe is due: more than a round trip between laptop and cluster.
 	dueTimeout = time.Second
-	// sniffLen is how much is read to know what a connection is. A longer request line is judged by its beginning.
+	// sniffLen is the number of bytes that are read to determine the protocol. guess decides on a longer request line.
 	sniffLen = 4 << 10
-	// maxMethod is more than the longest method that is in use.
+	// maxMethod is more than the length of every method in use.
 	maxMethod = 32
 
 	preface2 = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 )
 
-// kind is what a connection carries.
+// kind is the protocol of a connection.
 type kind int
 
 const (
-	kindUnknown kind = iota // the first bytes fit more than one
+	kindUnknown kind = iota // the first bytes fit several kinds
 	kindRaw
 	kindHTTP1
 	kindHTTP2
@@ -41,7 +41,7 @@ const (
 	kindProbe
 )
 
-// classify determines by its first bytes what a client sends.
+// classify determines the kind of a connection from the client's first bytes.
 func classify(b []byte, c *Probe) kind {
 	if k := c.classify(b); k != kindRaw {
 		return k
@@ -107,7 +107,7 @@ func classifyHTTP1(b []byte) kind {
 	return kindRaw
 }
 
-// guess decides what classify leaves open, when the client stops sending or has sent much.
+// guess decides what classify leaves open, after the client has stopped sending or has sent sniffLen bytes.
 func guess(b []byte) kind {
 	method, rest, spaced := bytes.Cut(b, []byte(" "))
 	if !spaced || !slices.Contains(methods(), string(method)) || bytes.IndexByte(rest, '\n') >= 0 {
@@ -139,7 +139,7 @@ func isToken(b []byte) bool {
 	return true
 }
 
-// sniffer determines what one connection carries.
+// sniffer determines the kind of one connection.
 //
 //	     bytes                                                bytes of the client first
 //	┌──────────────▶ classified ◀────────────────────────────────────────┐
@@ -151,15 +151,16 @@ type sniffer struct {
 	i      *Interceptor
 	conn   net.Conn
 	flow   Flow
-	dialer dialer // of where it goes if it is not HTTP
+	dialer dialer // for the destination if it is not HTTP
 
-	read        []byte // of the client, so far
+	read        []byte // from the client, so far
 	server      net.Conn
 	destination destination
-	spoken      []byte // of the server, when it was first
+	spoken      []byte // from the server, if it spoke first
 }
 
-// sniff reads until it is known what the connection is. ctx ends what is idle; hard ends all.
+// sniff reads until it knows the kind of the connection. The end of ctx ends an idle connection, that of hard every
+// one.
 func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 	stop := context.AfterFunc(ctx, func() { s.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -186,14 +187,14 @@ func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 		serverFirst.Store(false)
 	}
 	if s.server != nil && (err != nil || k != kindRaw) {
-		s.server.Close() // it has said and been told nothing
+		s.server.Close() // no bytes were exchanged with it
 		s.server = nil
 	}
 	return k, err
 }
 
 // listen reads from the client, whose first bytes must come within wait. FIN and silence are no errors. The kind is
-// unknown only if nothing came.
+// unknown only if no byte came.
 func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) {
 	defer s.conn.SetReadDeadline(time.Time{})
 	for {
@@ -205,7 +206,7 @@ func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) 
 			return guess(s.read), nil
 		}
 		s.conn.SetReadDeadline(time.Now().Add(wait))
-		if err := ctx.Err(); err != nil { // its ending may have come before the deadline was set
+		if err := ctx.Err(); err != nil { // ctx may have ended before the deadline was set
 			return kindRaw, err
 		}
 		s.read = slices.Grow(s.read, sniffLen-len(s.read))
@@ -241,7 +242,7 @@ func (s *sniffer) race(ctx, hard context.Context) (kind, error) {
 		s.read = slices.Grow(s.read, sniffLen)
 		n, err := s.conn.Read(s.read[:sniffLen])
 		s.read = s.read[:n]
-		s.server.SetReadDeadline(time.Unix(1, 0)) // the server need not be waited for any more
+		s.server.SetReadDeadline(time.Unix(1, 0)) // stop waiting for the server
 		clientEnded <- err
 	}()
 	first := make([]byte, sniffLen)
@@ -266,7 +267,7 @@ func (s *sniffer) race(ctx, hard context.Context) (kind, error) {
 	return s.listen(ctx, clientTimeout)
 }
 
-// dial connects to where the connection goes if it is not HTTP.
+// dial connects to the destination of a connection that is not HTTP.
 func (s *sniffer) dial(ctx context.Context) error {
 	s.destination, _ = judgeRaw(s.i.config.Claims(s.flow.Protocol, s.flow.Dst.Port()))
 	for {

@@ -12,7 +12,7 @@ func testProbe() *Probe {
 func TestClassifyRecognizesProtocols(t *testing.T) {
 	tests := []struct {
 		first          string
-		kind, guessing kind // guessing: if no more comes
+		kind, guessing kind // guessing: if no more bytes come
 	}{
 		{"", kindUnknown, kindRaw},
 		{"GET / HTTP/1.1\r\n", kindHTTP1, kindHTTP1},
@@ -58,7 +58,7 @@ func TestClassifyRecognizesProtocols(t *testing.T) {
 			got = guess([]byte(tt.first))
 		}
 		if got != tt.guessing {
-			t.Errorf("%.40q and no more is guessed to be %d, want %d", tt.first, got, tt.guessing)
+			t.Errorf("the guess for %.40q is %d, want %d", tt.first, got, tt.guessing)
 		}
 	}
 }
@@ -74,14 +74,14 @@ func FuzzClassify(f *testing.F) {
 		for n := range len(b) + 1 {
 			k := classify(b[:n], c)
 			if known == kindProbe {
-				break // a probe is all that its connection says
+				break // a probe fills its connection
 			}
 			if known != kindUnknown && k != known {
 				t.Fatalf("%q is %d, and %q is %d", b[:n-1], known, b[:n], k)
 			}
 			if known = k; k == kindUnknown {
 				if g := guess(b[:n]); g != kindRaw && g != kindHTTP1 {
-					t.Fatalf("%q is guessed to be %d", b[:n], g)
+					t.Fatalf("the guess for %q is %d", b[:n], g)
 				}
 			}
 		}

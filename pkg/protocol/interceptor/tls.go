@@ -72,8 +72,8 @@ func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config
 		inner.http2 = true
 	case "http/1.1":
 	case "":
-		// It need not be HTTP. A client that is silent waits with its request: where the server speaks first, it would
-		// not be one whose requests somebody wants to match.
+		// The connection may be HTTP or not. A silent client counts as HTTP that sends its request later: where the
+		// server speaks first, no claim would bring a key to match requests.
 		sniffed := &sniffer{i: i, conn: conn, flow: s.flow}
 		kind, err := sniffed.listen(ctx, clientTimeout)
 		switch {
@@ -94,7 +94,7 @@ func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config
 	i.serveHTTP(ctx, hard, inner)
 }
 
-// httpProtocols keeps the protocols that can be judged, if there is one.
+// httpProtocols returns the HTTP protocols in a list, or all protocols if there is no HTTP.
 func httpProtocols(protocols []string) []string {
 	http := slices.DeleteFunc(slices.Clone(protocols), func(p string) bool { return p != "h2" && p != "http/1.1" })
 	if len(http) == 0 {
@@ -110,7 +110,7 @@ type tlsDialer struct {
 	protocols  []string
 
 	mu          sync.Mutex
-	application net.Conn // dialed already
+	application net.Conn // already dialed, until dial takes it
 }
 
 func (o *tlsDialer) dial(ctx context.Context, t destination, f Flow) (net.Conn, error) {
@@ -128,7 +128,7 @@ func (o *tlsDialer) dial(ctx context.Context, t destination, f Flow) (net.Conn, 
 		return nil, err
 	}
 	// The certificate is not verified: the connection stays in the pod, or takes the same path to the target as one
-	// without TLS, and nobody claims that it is more secret there.
+	// without TLS. It is not meant to be more secret there.
 	conn := tls.Client(plain, &tls.Config{ServerName: o.serverName, NextProtos: o.protocols, InsecureSkipVerify: true})
 	if err := conn.HandshakeContext(ctx); err != nil {
 		plain.Close()
@@ -143,7 +143,7 @@ func (o *tlsDialer) close() {
 	}
 }
 
-// prefixedConn returns first what was read before.
+// prefixedConn returns the bytes first that were already read.
 type prefixedConn struct {
 	net.Conn
 	prefix []byte

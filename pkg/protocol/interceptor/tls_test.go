@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// serveTLS gives the address and certificate of a server that speaks TLS.
+// serveTLS starts a server that speaks TLS, and returns its address and certificate.
 func serveTLS(tb testing.TB, name string, http2 bool) (string, tls.Certificate) {
 	tb.Helper()
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -54,7 +54,7 @@ func TestTLSRequestsAreMatched(t *testing.T) {
 			}
 			r.mu.Lock()
 			if !slices.Equal(r.notes, []string{noteTLS}) {
-				t.Errorf("the user was told %q", r.notes)
+				t.Errorf("the notes are %q", r.notes)
 			}
 			r.mu.Unlock()
 

@@ -12,9 +12,9 @@ import (
 const (
 	// udpIdle is how long a flow lasts without a datagram.
 	udpIdle = 60 * time.Second
-	// maxFlows is how many there may be of one port. The datagrams of more clients are dropped.
+	// maxFlows limits the flows of one port. The datagrams of more clients are dropped.
 	maxFlows = 4096
-	// maxQueued is how many datagrams of a flow wait while its connection is dialed, or is slow.
+	// maxQueued is how many datagrams of a flow wait for a dial or a slow connection.
 	maxQueued = 64
 
 	maxDatagram = 65535
@@ -22,9 +22,9 @@ const (
 
 var datagrams = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
 
-// ServePackets forwards the datagrams that come to pc, which were for dst, until ctx ends (then its error is nil) or pc
-// fails. It does not close pc. Each client's datagrams are a flow, which keeps its destination unless the target's
-// owner goes away.
+// ServePackets forwards the datagrams that arrive at pc, whose destination was dst. It returns nil when ctx ends, and
+// an error when pc fails. It does not close pc. The datagrams of one client are a flow, which keeps its destination
+// unless the target's owner goes away.
 func (i *Interceptor) ServePackets(ctx context.Context, pc net.PacketConn, dst netip.AddrPort) error {
 	s := &packetServer{i: i, pc: pc, dst: dst, flows: make(map[netip.AddrPort]*packetFlow)}
 	s.ctx, s.cancel = context.WithCancel(ctx)
@@ -73,7 +73,7 @@ func writeTo(pc net.PacketConn, b []byte, to netip.AddrPort) error {
 	return err
 }
 
-// packetServer is one UDP port.
+// packetServer serves one UDP port.
 type packetServer struct {
 	i      *Interceptor
 	pc     net.PacketConn
@@ -86,7 +86,7 @@ type packetServer struct {
 	flows map[netip.AddrPort]*packetFlow
 }
 
-// packetFlow is the datagrams of one client.
+// packetFlow carries the datagrams of one client.
 type packetFlow struct {
 	destination destination
 	queue       chan []byte
@@ -99,10 +99,10 @@ type packetFlow struct {
 type packetCopy struct {
 	claim *Claim
 	queue chan []byte
-	lost  bool // receive has counted it as lost
+	lost  bool // receive has counted the copy as lost
 }
 
-// receive gives a datagram to its flow. It never waits.
+// receive queues a datagram for its flow. It never waits.
 func (s *packetServer) receive(from netip.AddrPort, b []byte) {
 	f := s.flow(from)
 	if f == nil {
@@ -112,7 +112,7 @@ func (s *packetServer) receive(from netip.AddrPort, b []byte) {
 	b = append([]byte(nil), b...)
 	select {
 	case f.queue <- b:
-	default: // too fast: lost, as UDP is
+	default: // the queue is full: drop the datagram
 	}
 	for _, c := range f.copies {
 		select {
@@ -127,7 +127,7 @@ func (s *packetServer) receive(from netip.AddrPort, b []byte) {
 	}
 }
 
-// flow finds or begins the client's flow.
+// flow returns the client's flow, or begins one. It returns nil if there are too many.
 func (s *packetServer) flow(from netip.AddrPort) *packetFlow {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,7 +179,7 @@ func (s *packetServer) forget(from netip.AddrPort, f *packetFlow) {
 	s.end(from, f)
 }
 
-// run is a flow's life: until it is idle, or its destination fails. The client's next datagram begins another one.
+// run carries a flow until it is idle, or its destination fails. The client's next datagram begins another one.
 func (s *packetServer) run(ctx context.Context, f *packetFlow, flow Flow) error {
 	conn, err := s.i.dial(ctx, f.destination, flow)
 	if err != nil && wentAway(f.destination, err) {
@@ -206,8 +206,8 @@ func (s *packetServer) run(ctx context.Context, f *packetFlow, flow Flow) error 
 	return err
 }
 
-// forwardDatagrams sends what is queued and passes each answer to answered, until ctx ends or the connection fails. It
-// closes conn.
+// forwardDatagrams sends the queued datagrams and passes each answer to answered, until ctx ends or the connection
+// fails. It closes conn.
 func forwardDatagrams(ctx context.Context, conn net.Conn, queue <-chan []byte, answered func([]byte)) error {
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // a pending Write must not delay the end
 	done := make(chan error, 1)
@@ -231,7 +231,8 @@ func forwardDatagrams(ctx context.Context, conn net.Conn, queue <-chan []byte, a
 	return err
 }
 
-// send writes what is queued until ctx ends, the connection fails, or its reader has (what done says is put back).
+// send writes the queued datagrams until ctx ends, the connection fails, or its reader has failed. It puts the
+// reader's error back into done.
 func send(ctx context.Context, conn net.Conn, queue <-chan []byte, done chan error) error {
 	for {
 		select {
@@ -248,7 +249,7 @@ func send(ctx context.Context, conn net.Conn, queue <-chan []byte, done chan err
 	}
 }
 
-// mirror sends a claim's target the copies of a flow's datagrams.
+// mirror sends the copies of a flow's datagrams to a claim's target.
 func (s *packetServer) mirror(ctx context.Context, c *packetCopy, flow Flow) {
 	conn, err := s.i.dial(ctx, destination{c.claim}, flow)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// answerUDP answers each datagram with a name before it.
+// answerUDP answers each datagram with a name and the datagram.
 func answerUDP(tb testing.TB, name string) string {
 	tb.Helper()
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -108,7 +108,7 @@ func TestOpenPacketFlowsKeepTheirTarget(t *testing.T) {
 	old := r.client()
 	r.ask(old, "1", "app:1")
 	r.claim(Claim{ID: "other", Match: header(t, "x-user=me"), Target: laptop}, Claim{ID: "all", Target: laptop, Stats: stats})
-	r.ask(old, "2", "app:2") // what is open stays
+	r.ask(old, "2", "app:2") // an open flow keeps its destination
 	a, b := r.client(), r.client()
 	r.ask(a, "a", "laptop:a")
 	r.ask(b, "b", "laptop:b")
@@ -145,7 +145,7 @@ func TestPacketsReachALateApplication(t *testing.T) {
 	}
 }
 
-// slowConn is a mirror whose owner takes nothing.
+// slowConn is the connection of a mirror whose owner reads nothing.
 type slowConn struct {
 	net.Conn
 	closed chan struct{}
@@ -187,6 +187,6 @@ func TestPacketsAreMirrored(t *testing.T) {
 		}
 	}
 	if slow.Lost() != 1 {
-		t.Errorf("%d flows of a mirror that takes nothing were lost, want 1", slow.Lost())
+		t.Errorf("%d flows of a mirror that reads nothing were lost, want 1", slow.Lost())
 	}
 }

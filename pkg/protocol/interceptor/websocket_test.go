@@ -60,7 +60,7 @@ func TestWebSocketReachesItsTarget(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, _, err := c.ReadMessage(); !websocket.IsCloseError(err, 4000) {
-			t.Errorf("the end came as %v", err)
+			t.Errorf("the close message arrived as %v", err)
 		}
 		c.Close()
 	}
@@ -68,6 +68,6 @@ func TestWebSocketReachesItsTarget(t *testing.T) {
 		t.Errorf("%d requests were counted", stats.Requests())
 	}
 	if _, resp, err := d.Dial("ws://"+r.addr+"/", http.Header{"X-User": {"lost"}}); err == nil || resp == nil || resp.StatusCode != http.StatusBadGateway {
-		t.Errorf("a target that is not there: %v, %v", resp, err)
+		t.Errorf("a target that refuses connections: %v, %v", resp, err)
 	}
 }

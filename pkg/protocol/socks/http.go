@@ -16,7 +16,7 @@ const (
 	maxIdle = 64
 )
 
-// transport returns what sends the requests for http URLs.
+// transport returns the client that sends the requests for http URLs.
 func (s *Server) transport() *http.Transport {
 	return &http.Transport{
 		DialContext: s.dial, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
@@ -28,7 +28,7 @@ func (s *Server) transport() *http.Transport {
 func (s *Server) httpServer(ctx context.Context, transport http.RoundTripper) *http.Server {
 	errors := slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
 	forward := &httputil.ReverseProxy{
-		// The request goes to its own URL. ReverseProxy has removed what concerns this proxy only.
+		// The request goes to its own URL. ReverseProxy has removed the headers for this proxy.
 		Rewrite: func(r *httputil.ProxyRequest) {
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 				if values, ok := r.In.Header[name]; ok {
@@ -61,8 +61,8 @@ func (s *Server) httpServer(ctx context.Context, transport http.RoundTripper) *h
 	}
 }
 
-// servePath answers a request for a path of the proxy itself. Web pages in a browser can send those, so no answer but
-// the page tells anything.
+// servePath answers a request for a path of the proxy itself. Web pages in a browser can send such requests, so only
+// Config.Page answers with information.
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request) {
 	if s.cfg.Page != nil && r.URL.Path == s.cfg.PagePath {
 		s.cfg.Page.ServeHTTP(w, r)

@@ -191,7 +191,7 @@ func (c *clientConn) Close() error {
 	return err
 }
 
-// handover is a listener that accepts the conns that it is given.
+// handover is a listener that accepts the conns of give.
 type handover struct {
 	addr  net.Addr
 	conns chan net.Conn
@@ -205,7 +205,7 @@ func newHandover(addr net.Addr) *handover {
 	return h
 }
 
-// give returns when the conn has been accepted, or returns false.
+// give passes a conn to Accept. It returns false if the listener or ctx has ended.
 func (h *handover) give(ctx context.Context, c *clientConn) bool {
 	c.unread = true
 	select {
@@ -234,7 +234,7 @@ func (h *handover) Close() error {
 }
 
 // relay copies between a client and a target until both directions have ended, and closes both conns. A half-close
-// crosses unchanged. from is what the client sends.
+// crosses unchanged. from reads the bytes of the client.
 func relay(ctx context.Context, client, target net.Conn, from io.Reader) {
 	end := func() {
 		client.Close()

@@ -118,7 +118,7 @@ func TestCurlReachesNamesThroughEachProtocol(t *testing.T) {
 	}
 }
 
-func TestCurlIsToldWhyATargetIsNotReached(t *testing.T) {
+func TestCurlReportsWhyATargetIsUnreachable(t *testing.T) {
 	testenv.NeedPrograms(t, "curl")
 	at, _ := serve(t)
 	for _, tt := range []struct{ args, want string }{
@@ -172,7 +172,7 @@ func TestOriginFormIsForbidden(t *testing.T) {
 	}
 }
 
-// send sends a request line by line, and returns the answer up to the end of the conn.
+// send sends a request line by line, and returns the answer until the end of the conn.
 func send(t *testing.T, at, text string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", at)

@@ -66,7 +66,7 @@ func (s *Server) associate(ctx context.Context, conn net.Conn) error {
 	return err
 }
 
-// read takes the client's datagrams until the socket is closed.
+// read receives the client's datagrams until the socket is closed.
 func (a *association) read(ctx context.Context) {
 	buf := make([]byte, maxDatagram)
 	for {
@@ -74,7 +74,7 @@ func (a *association) read(ctx context.Context) {
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // on Windows, that a datagram to the client was refused
+		if err != nil { // on Windows, because the client refused a datagram
 			pause(ctx, time.Millisecond)
 			continue
 		}
@@ -100,7 +100,7 @@ func (a *association) isClient(from netip.AddrPort) bool {
 	return a.client == from
 }
 
-// parseDatagram returns the target and the content of a client's datagram. There are no fragments: they are lost.
+// parseDatagram returns the target and the content of a client's datagram. It rejects fragments.
 func parseDatagram(b []byte) (to endpoint, data []byte, ok bool) {
 	if len(b) < 3 || b[2] != 0 {
 		return endpoint{}, nil, false
@@ -113,7 +113,7 @@ func parseDatagram(b []byte) (to endpoint, data []byte, ok bool) {
 	return to, b[len(b)-r.Len():], true
 }
 
-// deliver queues a datagram for its target. It begins the target unless there are too many.
+// deliver queues a datagram for its target. It starts a new target, unless there are too many.
 func (a *association) deliver(ctx context.Context, to endpoint, data []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -132,7 +132,7 @@ func (a *association) deliver(ctx context.Context, to endpoint, data []byte) {
 	}
 	select {
 	case queue <- data:
-	default: // lost
+	default: // drop the datagram
 	}
 }
 
