@@ -18,7 +18,7 @@ const ownDevices = "kubevpn"
 
 // otherVPNs looks for the tunnels of other VPNs.
 func otherVPNs(context.Context, *facts) api.Finding {
-	tunnels, err := route.Tunnels(nil)
+	tunnels, err := route.Tunnels()
 	if errors.Is(err, errors.ErrUnsupported) {
 		return skipped("%v", err)
 	}

@@ -11,9 +11,8 @@ import (
 // tunnelKinds are the kinds of links that VPNs make. The library says tuntap for what ip(8) calls tun.
 var tunnelKinds = []string{"tuntap", "wireguard", "ppp", "ipip", "gre", "vti", "xfrm", "sit", "ip6tnl"}
 
-// Tunnels returns the tunnels of this machine that are up and have routes, in any table, without those named in
-// ignoreLinks. It needs no privilege.
-func Tunnels(ignoreLinks []string) ([]Tunnel, error) {
+// Tunnels returns the tunnels of this machine that are up and have routes, in any table. It needs no privilege.
+func Tunnels() ([]Tunnel, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("opening a netlink socket: %w", err)
@@ -35,8 +34,8 @@ func Tunnels(ignoreLinks []string) ([]Tunnel, error) {
 		a := l.Attrs()
 		tap, is := l.(*netlink.Tuntap)
 		switch {
-		case !slices.Contains(tunnelKinds, l.Type()), slices.Contains(ignoreLinks, a.Name),
-			a.RawFlags&unix.IFF_UP == 0, is && tap.Mode == netlink.TUNTAP_MODE_TAP: // a virtual machine's
+		case !slices.Contains(tunnelKinds, l.Type()), a.RawFlags&unix.IFF_UP == 0,
+			is && tap.Mode == netlink.TUNTAP_MODE_TAP: // a virtual machine's
 			continue
 		}
 		t := Tunnel{Link: a.Name, Kind: l.Type()}

@@ -9,6 +9,6 @@ import (
 )
 
 // Tunnels is not implemented on this operating system.
-func Tunnels(ignoreLinks []string) ([]Tunnel, error) {
+func Tunnels() ([]Tunnel, error) {
 	return nil, fmt.Errorf("looking at other VPNs: %w on %s", errors.ErrUnsupported, runtime.GOOS)
 }
