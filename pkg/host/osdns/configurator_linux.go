@@ -52,9 +52,7 @@ type Configurator struct {
 	seen     seen // by the last reconcile
 	fresh    seen // by the last follow that saw a difference
 	failed   bool // the last reconcile failed; the next tick tries again
-
-	stop    context.CancelFunc // of the watcher; nil: none runs
-	stopped chan struct{}
+	watcher  watcher
 }
 
 // seen identifies the versions of the files that a reconcile depends on.
@@ -90,10 +88,8 @@ func (c *Configurator) Set(cfg Config) (Applied, error) {
 	defer c.mu.Unlock()
 	c.cfg, c.tramples, c.gaveUp = cfg, 0, false
 	err := c.reconcile(true)
-	if err == nil && c.stop == nil {
-		ctx, cancel := context.WithCancel(context.Background())
-		c.stop, c.stopped = cancel, make(chan struct{})
-		go c.watch(ctx, c.stopped)
+	if err == nil {
+		c.watcher.start(c.watch)
 	}
 	return c.applied, err
 }
@@ -101,13 +97,9 @@ func (c *Configurator) Set(cfg Config) (Applied, error) {
 // Close restores name resolution as it was before the first Set. The Configurator can be used again.
 func (c *Configurator) Close() error {
 	c.mu.Lock()
-	stop, stopped := c.stop, c.stopped
-	c.stop = nil
+	endWatch := c.watcher.release()
 	c.mu.Unlock()
-	if stop != nil {
-		stop()
-		<-stopped
-	}
+	endWatch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cfg, c.applied = Config{}, Applied{}
@@ -230,8 +222,7 @@ func (c *Configurator) closeTable() error {
 }
 
 // watch reconciles when the machine changes, until ctx ends.
-func (c *Configurator) watch(ctx context.Context, stopped chan<- struct{}) {
-	defer close(stopped)
+func (c *Configurator) watch(ctx context.Context) {
 	tick := time.NewTimer(c.poll)
 	defer tick.Stop()
 	for {

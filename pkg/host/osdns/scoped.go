@@ -39,9 +39,7 @@ type scoped struct {
 	session *scutil
 	keys    []storeKey // of the session
 	applied Applied
-
-	stop    context.CancelFunc // of the watcher; nil: none runs
-	stopped chan struct{}
+	watcher watcher
 }
 
 // Set configures the machine's name resolution. It may be called again with the same cfg. After an error nothing is
@@ -60,24 +58,16 @@ func (c *scoped) Set(cfg Config) (Applied, error) {
 		c.cfg = Config{}
 		return Applied{}, errors.Join(err, c.end())
 	}
-	if c.stop == nil {
-		ctx, cancel := context.WithCancel(context.Background())
-		c.stop, c.stopped = cancel, make(chan struct{})
-		go c.watch(ctx, c.stopped)
-	}
+	c.watcher.start(c.watch)
 	return c.applied, nil
 }
 
 // Close restores name resolution as it was before the first Set. The scoped can be used again.
 func (c *scoped) Close() error {
 	c.mu.Lock()
-	stop, stopped := c.stop, c.stopped
-	c.stop = nil
+	endWatch := c.watcher.release()
 	c.mu.Unlock()
-	if stop != nil {
-		stop()
-		<-stopped
-	}
+	endWatch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cfg = Config{}
@@ -173,8 +163,7 @@ func (c *scoped) flush() {
 }
 
 // watch reconciles when the machine changes, until ctx ends.
-func (c *scoped) watch(ctx context.Context, stopped chan<- struct{}) {
-	defer close(stopped)
+func (c *scoped) watch(ctx context.Context) {
 	var again <-chan time.Time // nil: nothing to retry
 	for {
 		select {
