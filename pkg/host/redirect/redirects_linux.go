@@ -35,7 +35,7 @@ func New(cfg Config) (*Redirects, error) {
 		return nil, err
 	}
 	r := &Redirects{
-		mark: cfg.Mark, diversion: diversionOf(cfg.Mark), table: table,
+		mark: cfg.Mark, diversion: diversion(cfg.Mark + 1), table: table,
 		logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 	}
 	if err := r.addRules(); err != nil {

@@ -29,8 +29,6 @@ const (
 // table.
 type diversion uint32
 
-func diversionOf(mark uint32) diversion { return diversion(mark + 1) }
-
 // chain returns the name of the chain. Processes with the same mark share the rule and the route; the chain shows that
 // one still needs them.
 func (d diversion) chain() string { return fmt.Sprintf("divert-%x", uint32(d)) }
