@@ -162,7 +162,7 @@ func (r *Remote) SetNetwork(ctx context.Context, n Network) error {
 func (r *Remote) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	_, socket, err := r.ask(ctx, order{Dial: &endpoint{network, address}}, nil)
 	if err == nil && socket == nil {
-		err = errors.New("no socket came")
+		err = errors.New("the answer contains no socket")
 	}
 	var conn net.Conn
 	if err == nil {
