@@ -32,20 +32,9 @@ func (r *Resolver) askCluster(ctx context.Context, q *dns.Msg, rt route) (reply 
 		reply.Rcode = dns.RcodeBadVers
 		return reply, false, nil
 	}
-	var resp *dns.Msg
-	name := asked.Name
-	for _, a := range rt.asks {
-		name = asked.Name
-		if a.suffix != "" {
-			name = strings.ToLower(dns.Fqdn(name)) + a.suffix
-		}
-		resp, err = r.exchange(ctx, a.zone, q, name)
-		if err != nil {
-			return nil, false, err
-		}
-		if !isNoName(resp) {
-			break
-		}
+	resp, name, err := r.askInOrder(ctx, rt.asks, q, asked.Name)
+	if err != nil {
+		return nil, false, err
 	}
 	if rt.guess && isNoName(resp) {
 		return nil, true, nil
@@ -58,6 +47,22 @@ func (r *Resolver) askCluster(ctx context.Context, q *dns.Msg, rt route) (reply 
 		return nil, false, err
 	}
 	return reply, false, nil
+}
+
+// askInOrder asks until an answer is not NXDOMAIN. It returns the last answer, and the full name that it is for.
+func (r *Resolver) askInOrder(ctx context.Context, asks []ask, q *dns.Msg,
+	name string) (resp *dns.Msg, full string, err error) {
+	for _, a := range asks {
+		full = name
+		if a.suffix != "" {
+			full = strings.ToLower(dns.Fqdn(name)) + a.suffix
+		}
+		resp, err = r.exchange(ctx, a.zone, q, full)
+		if err != nil || !isNoName(resp) {
+			break
+		}
+	}
+	return resp, full, err
 }
 
 // isNoName reports whether the name does not exist. NXDOMAIN after an alias concerns the alias's target.
@@ -228,16 +233,8 @@ func (r *Resolver) askTarget(ctx context.Context, q *dns.Msg, target string) (*d
 		return nil, err
 	}
 	if rt, ok := r.zones().claiming(key).full(key); ok {
-		var resp *dns.Msg
-		for _, a := range rt.asks {
-			if resp, err = r.exchange(ctx, a.zone, q, target); err != nil {
-				return nil, err
-			}
-			if !isNoName(resp) {
-				break
-			}
-		}
-		return resp, nil
+		resp, _, err := r.askInOrder(ctx, rt.asks, q, target)
+		return resp, err
 	}
 	if strings.HasSuffix(key, ".svc") {
 		// Not a full name, and not allowed upstream: a pod would not find it either.

@@ -268,7 +268,8 @@ func newWorld(t testing.TB) *world {
 		Reverse:  clusterPrefixes,
 		Cluster:  newNameservers(t, "lab", w.cluster.addr),
 	}
-	w.resolver = New(Config{Upstreams: []netip.AddrPort{w.upstream.addr}, Logger: quiet(), Timeout: time.Second, Budget: 3 * time.Second})
+	w.resolver = New(Config{Upstreams: []netip.AddrPort{w.upstream.addr}, Logger: quiet()})
+	w.resolver.upstream.timeout, w.resolver.timeout = time.Second, 3*time.Second
 	t.Cleanup(func() { w.resolver.SetUpstreams(nil) })
 	w.setZones(t, w.zone)
 	w.addr = serve(t, w.resolver)
@@ -285,7 +286,8 @@ func (w *world) setZones(t testing.TB, zones ...Zone) {
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func newNameservers(t testing.TB, name string, addrs ...netip.AddrPort) *Nameservers {
-	n := NewNameservers(NameserversConfig{Name: name, Addrs: addrs, Timeout: time.Second, Logger: quiet()})
+	n := NewNameservers(NameserversConfig{Name: name, Addrs: addrs, Logger: quiet()})
+	n.timeout = time.Second
 	t.Cleanup(n.Close)
 	return n
 }

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	defaultTimeout = 2 * time.Second
+	// serverTimeout limits one attempt with one server.
+	serverTimeout = 2 * time.Second
 	// penalty is the time for which a nameserver that did not answer is asked last.
 	penalty = 10 * time.Second
 	// rounds is the number of passes through the list when servers do not answer, because a datagram may be lost.
@@ -28,16 +29,15 @@ const (
 	ednsSize = 1232
 )
 
-// ErrNoNameserver reports that a list of nameservers is empty.
-var ErrNoNameserver = errors.New("no nameserver is known")
+// errNoNameserver reports that a list of nameservers is empty.
+var errNoNameserver = errors.New("no nameserver is known")
 
 // NameserversConfig configures [Nameservers].
 type NameserversConfig struct {
-	Name    string           // for logs and errors: "upstream", a connection's ID
-	Addrs   []netip.AddrPort // asked in order
-	Dial    DialFunc         // nil: directly
-	Timeout time.Duration    // for each server at each try; 0 means 2 s
-	Logger  *slog.Logger     // nil: slog.Default
+	Name   string           // for logs and errors: "upstream", a connection's ID
+	Addrs  []netip.AddrPort // asked in order
+	Dial   DialFunc         // nil: directly
+	Logger *slog.Logger     // nil: slog.Default
 }
 
 // Nameservers asks a list of nameservers in order, as glibc does. It asks the next one when one does not answer,
@@ -68,9 +68,7 @@ type nameserver struct {
 
 // NewNameservers returns a list of nameservers. It opens no sockets.
 func NewNameservers(c NameserversConfig) *Nameservers {
-	n := &Nameservers{
-		name: c.Name, dial: c.Dial, timeout: cmp.Or(c.Timeout, defaultTimeout), log: cmp.Or(c.Logger, slog.Default()),
-	}
+	n := &Nameservers{name: c.Name, dial: c.Dial, timeout: serverTimeout, log: cmp.Or(c.Logger, slog.Default())}
 	if n.dial == nil {
 		n.dial = dialDirectly
 	}
@@ -142,7 +140,7 @@ type request struct {
 func (n *Nameservers) exchange(ctx context.Context, r request) ([]byte, error) {
 	servers := n.order()
 	if len(servers) == 0 {
-		return nil, fmt.Errorf("%s: %w", n.name, ErrNoNameserver)
+		return nil, fmt.Errorf("%s: %w", n.name, errNoNameserver)
 	}
 	var (
 		failure []byte // the first reply for which cannotHelp is true
@@ -382,7 +380,7 @@ func (n *Nameservers) relay(ctx context.Context, query []byte, end int, write fu
 		}
 	}
 	if errs == nil {
-		errs = append(errs, ErrNoNameserver)
+		errs = append(errs, errNoNameserver)
 	}
 	return fmt.Errorf("asking %s: %w", n.name, errors.Join(errs...))
 }

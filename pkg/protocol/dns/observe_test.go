@@ -79,7 +79,7 @@ func observedZone(t *testing.T, down *atomic.Bool) Zone {
 func TestObserverLearnsWhoAnswered(t *testing.T) {
 	outside := newFakeServer(t, ".", "www.example.com. 30 IN A 192.0.2.1\nprinter. 30 IN A 192.0.2.2")
 	w, down := &watcher{inside: true, outside: true}, new(atomic.Bool)
-	r, addr := newResolverWith(t, Config{Upstreams: []netip.AddrPort{outside.addr}, Logger: quiet(), Observer: w})
+	r, addr := newResolverWith(t, Config{Upstreams: []netip.AddrPort{outside.addr}, Logger: quiet(), Observer: w}, serverTimeout)
 	if err := r.SetZones([]Zone{observedZone(t, down)}); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func (c *Cache) expire(t *testing.T) {
 func TestObserverLearnsOnlyWhatItWants(t *testing.T) {
 	outside := newFakeServer(t, ".", "www.example.com. 30 IN A 192.0.2.1\ngit.corp. 30 IN A 192.0.2.3")
 	w := new(watcher)
-	r, addr := newResolverWith(t, Config{Upstreams: []netip.AddrPort{outside.addr}, Logger: quiet(), Observer: w})
+	r, addr := newResolverWith(t, Config{Upstreams: []netip.AddrPort{outside.addr}, Logger: quiet(), Observer: w}, serverTimeout)
 	if err := r.SetZones([]Zone{observedZone(t, new(atomic.Bool))}); err != nil {
 		t.Fatal(err)
 	}

@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	// defaultBudget is the timeout for one query. It is shorter than glibc's, which is 5 s.
-	defaultBudget   = 4500 * time.Millisecond
-	defaultInFlight = 4096
+	// queryTimeout limits one query. It is shorter than glibc's timeout, which is 5 s.
+	queryTimeout = 4500 * time.Millisecond
+	// maxInFlight limits the queries that wait for clusters, and separately those that wait for the upstreams. The
+	// Resolver answers further queries with SERVFAIL.
+	maxInFlight = 4096
 	// maxUDPReply limits UDP replies with a cluster's answer, even if a client accepts more.
 	maxUDPReply = 4096
 )
@@ -26,7 +28,7 @@ const (
 // errLoop reports that a query came back: the upstream is this Resolver, or the redirect applies to its own queries.
 var errLoop = errors.New("the upstream nameserver is this resolver itself")
 
-// Config configures a [Resolver]. Zero durations and limits mean the defaults.
+// Config configures a [Resolver].
 type Config struct {
 	// Upstreams are the nameservers for all names outside the clusters, in order.
 	Upstreams []netip.AddrPort
@@ -35,19 +37,14 @@ type Config struct {
 	Dial DialFunc
 	// Outside, if not nil, replaces Upstreams for queries of this process (ServeDNS), and for aliases that leave a
 	// cluster.
-	Outside Handler
-	// Timeout limits one attempt with one upstream (2 s), Budget the whole query (4.5 s).
-	Timeout, Budget time.Duration
-	// InFlight limits the queries that wait for clusters, and separately those that wait for the upstreams (4096). The
-	// Resolver answers further queries with SERVFAIL.
-	InFlight int
-	Observer Observer     // of queries from the network; nil: nobody
+	Outside  Handler
+	Observer Observer     // of queries from the network; nil: none
 	Logger   *slog.Logger // nil: slog.Default
 }
 
 // Resolver answers the queries of this machine. All methods are safe for concurrent use.
 type Resolver struct {
-	budget   time.Duration
+	timeout  time.Duration
 	inFlight int64
 	log      *slog.Logger
 	upstream *Nameservers
@@ -68,12 +65,10 @@ var (
 // New returns a Resolver without zones, which sends all queries upstream. It opens no sockets; see [Resolver.Serve].
 func New(c Config) *Resolver {
 	r := &Resolver{
-		budget: cmp.Or(c.Budget, defaultBudget), inFlight: cmp.Or(int64(c.InFlight), defaultInFlight),
+		timeout: queryTimeout, inFlight: maxInFlight,
 		log: cmp.Or(c.Logger, slog.Default()), observer: c.Observer,
 	}
-	r.upstream = NewNameservers(NameserversConfig{
-		Name: "upstream", Addrs: c.Upstreams, Dial: c.Dial, Timeout: c.Timeout, Logger: r.log,
-	})
+	r.upstream = NewNameservers(NameserversConfig{Name: "upstream", Addrs: c.Upstreams, Dial: c.Dial, Logger: r.log})
 	if r.outside = c.Outside; r.outside == nil {
 		r.outside = r.upstream
 	}
@@ -116,7 +111,7 @@ func (r *Resolver) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	if q.Opcode != dns.OpcodeQuery || len(q.Question) != 1 {
 		return nil, errFormat
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.budget)
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	key, err := keyOf(q.Question[0].Name)
 	if err != nil {
@@ -153,7 +148,7 @@ func (r *Resolver) handle(ctx context.Context, network string, m, buf []byte) []
 	case err != nil:
 		return replyTo(m, 0, dns.RcodeFormatError)
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.budget)
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	a := asked{network: network, m: m, buf: buf, q: q, rt: r.zones().route(q)}
 	if r.observer != nil {

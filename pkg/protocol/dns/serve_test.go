@@ -214,7 +214,8 @@ func TestQueriesBeyondLimitFailAtOnce(t *testing.T) {
 	defer once.Do(func() { close(release) })
 	upstream := newFakeServer(t, ".", outsideZone)
 	upstream.setAnswer(func(dns.ResponseWriter, *dns.Msg) bool { <-release; return false })
-	r := New(Config{Upstreams: []netip.AddrPort{upstream.addr}, Logger: quiet(), InFlight: 8})
+	r := New(Config{Upstreams: []netip.AddrPort{upstream.addr}, Logger: quiet()})
+	r.inFlight = 8
 	t.Cleanup(func() { r.SetUpstreams(nil) })
 	if err := r.SetZones([]Zone{{Domain: "cluster.local", Services: clusterServices(), Cluster: newNameservers(t, "lab", cluster.addr)}}); err != nil {
 		t.Fatal(err)
