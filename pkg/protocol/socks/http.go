@@ -56,7 +56,7 @@ func (s *Server) httpServer(ctx context.Context, transport http.RoundTripper) *h
 		}
 	}
 	return &http.Server{
-		Handler: http.HandlerFunc(handle), ReadHeaderTimeout: s.cfg.HandshakeTimeout, IdleTimeout: idleTimeout,
+		Handler: http.HandlerFunc(handle), ReadHeaderTimeout: s.handshake, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader, ErrorLog: errors, BaseContext: func(net.Listener) context.Context { return ctx },
 	}
 }

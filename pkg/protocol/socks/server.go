@@ -29,13 +29,14 @@ import (
 )
 
 const (
-	defaultHandshakeTimeout = 10 * time.Second
+	// handshakeTimeout limits the time until a client has sent its request, or the header of an HTTP request.
+	handshakeTimeout = 10 * time.Second
 	// dialTimeout limits Config.Dial.
 	dialTimeout = 30 * time.Second
 	// idleTimeout limits how long an HTTP conn waits for the next request, and an idle target of UDP stays open.
 	idleTimeout = 2 * time.Minute
-	// defaultMaxConns limits the conns of one Server.
-	defaultMaxConns = 1024
+	// maxConns limits the conns of clients, those without credentials among them. The Server closes others.
+	maxConns = 1024
 	// acceptPause is the pause after a failure to accept, such as too many open files.
 	acceptPause = 50 * time.Millisecond
 )
@@ -49,25 +50,21 @@ type Config struct {
 	// Page, if not nil, answers HTTP requests for PagePath. It needs no credentials, so the path should be a secret.
 	Page     http.Handler
 	PagePath string
-	// HandshakeTimeout limits the time until a client has sent its request, or the header of an HTTP request (10 s).
-	HandshakeTimeout time.Duration
-	// MaxConns limits the conns of clients, those without credentials among them (1024). The Server closes others.
-	MaxConns int
 	Logger   *slog.Logger // nil: slog.Default
 }
 
 // Server serves one proxy.
 type Server struct {
-	cfg   Config
-	log   *slog.Logger
-	slots chan struct{}
+	cfg       Config
+	log       *slog.Logger
+	handshake time.Duration // its timeout
+	slots     chan struct{} // one for each conn
 }
 
 // New returns a Server. It starts nothing.
 func New(c Config) *Server {
-	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, defaultHandshakeTimeout)
-	return &Server{cfg: c, log: cmp.Or(c.Logger, slog.Default()),
-		slots: make(chan struct{}, cmp.Or(c.MaxConns, defaultMaxConns))}
+	return &Server{cfg: c, log: cmp.Or(c.Logger, slog.Default()), handshake: handshakeTimeout,
+		slots: make(chan struct{}, maxConns)}
 }
 
 // Serve serves the conns of l until ctx ends, which returns nil, or until l fails. It closes l and all conns, and
@@ -133,7 +130,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn, web *handover) {
 	c := &clientConn{Conn: conn, closed: make(chan struct{})}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if err := c.SetReadDeadline(time.Now().Add(s.cfg.HandshakeTimeout)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(s.handshake)); err != nil {
 		return
 	}
 	if _, err := io.ReadFull(conn, c.first[:]); err != nil {

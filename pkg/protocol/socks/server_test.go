@@ -54,7 +54,7 @@ func (c *cluster) dial(ctx context.Context, network, address string) (net.Conn, 
 }
 
 // serve runs a proxy for a cluster until the test ends, and returns its address.
-func serve(t *testing.T, change ...func(*Config)) (string, *cluster) {
+func serve(t *testing.T, change ...func(*Server)) (string, *cluster) {
 	t.Helper()
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -62,9 +62,9 @@ func serve(t *testing.T, change ...func(*Config)) (string, *cluster) {
 	}))
 	t.Cleanup(web.Close)
 	c := &cluster{web: web.Listener.Addr().String(), echo: echoes(t)}
-	cfg := Config{User: user, Password: password, Dial: c.dial}
+	server := New(Config{User: user, Password: password, Dial: c.dial})
 	for _, f := range change {
-		f(&cfg)
+		f(server)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -72,7 +72,7 @@ func serve(t *testing.T, change ...func(*Config)) (string, *cluster) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- New(cfg).Serve(ctx, l) }()
+	go func() { done <- server.Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -143,7 +143,7 @@ func TestCurlReportsWhyATargetIsUnreachable(t *testing.T) {
 
 func TestOriginFormIsForbidden(t *testing.T) {
 	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "function") })
-	at, c := serve(t, func(c *Config) { c.Page, c.PagePath = page, "/secret.pac" })
+	at, c := serve(t, func(s *Server) { s.cfg.Page, s.cfg.PagePath = page, "/secret.pac" })
 	for _, tt := range []struct {
 		path string
 		want int
@@ -259,7 +259,7 @@ func TestHalfCloseReachesTheTarget(t *testing.T) {
 }
 
 func TestClientsAreLimited(t *testing.T) {
-	at, _ := serve(t, func(c *Config) { c.MaxConns = 1 })
+	at, _ := serve(t, func(s *Server) { s.slots = make(chan struct{}, 1) })
 	first, err := net.Dial("tcp", at)
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +277,7 @@ func TestClientsAreLimited(t *testing.T) {
 }
 
 func TestSilentClientsAreClosed(t *testing.T) {
-	at, _ := serve(t, func(c *Config) { c.HandshakeTimeout = time.Millisecond })
+	at, _ := serve(t, func(s *Server) { s.handshake = time.Millisecond })
 	for _, sends := range []string{"", "\x05\x01", "\x05\x01\x02\x01\x07kube", "GET http://web.default/ HTTP/1.1\r\n"} {
 		if got := send(t, at, sends); strings.Contains(got, "200") || strings.HasPrefix(got, "\x05\x02\x01") {
 			t.Errorf("after %q: %q", sends, got)
