@@ -12,7 +12,6 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
-	"kubevpn/internal/version"
 )
 
 // login is load for a command that changes the cluster or connects to it. It runs the credential plugin of the
@@ -94,7 +93,7 @@ func (k *kubeFlags) load(a *app) (*cluster.Cluster, cluster.Prepared, error) {
 }
 
 func (a *app) loadCluster(prepared cluster.Prepared) (*cluster.Cluster, error) {
-	return cluster.Load(prepared.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: a.log})
+	return cluster.Load(prepared.Kubeconfig, cluster.Options{Logger: a.log})
 }
 
 // pluginTerminal returns the terminal on which a credential plugin can ask the user.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/transport"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/version"
 )
 
 // The client-side limit of requests. A connect makes about twenty at once, too many for client-go's default of 5 per
@@ -35,8 +36,7 @@ const (
 
 // Options configures Load. The zero value is usable.
 type Options struct {
-	UserAgent string       // "kubevpn/1.2.3"; empty: "kubevpn"
-	Logger    *slog.Logger // nil: nothing is logged
+	Logger *slog.Logger // nil: nothing is logged
 	// Credential is the answer of the user's credential plugin in another process. Nil: the plugin runs when needed.
 	Credential *api.Credential
 	// LoginOf is a Cluster of the same user with which this one shares its credential. Nil: it has its own.
@@ -66,9 +66,6 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.UserAgent == "" {
-		o.UserAgent = "kubevpn"
-	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -79,7 +76,7 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 	if d.jump, err = jumpOf(raw); err != nil {
 		return nil, err
 	}
-	config.UserAgent, config.QPS, config.Burst = o.UserAgent, requestsPerSecond, requestBurst
+	config.UserAgent, config.QPS, config.Burst = "kubevpn/"+version.String(), requestsPerSecond, requestBurst
 	config.Dial = d.DialContext
 	config.ContentConfig = rest.ContentConfig{
 		ContentType:        runtime.ContentTypeProtobuf,

@@ -10,7 +10,6 @@ import (
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/install"
 	"kubevpn/internal/podconn"
-	"kubevpn/internal/version"
 )
 
 // Prepared opens what a connection needs of the API server, before the connection has verified anything. Over a slow
@@ -44,9 +43,7 @@ type podName struct{ namespace, pod string }
 
 // Prepare returns a Prepared for the request. It opens no network connection: Begin does. Errors are *api.Error.
 func Prepare(request api.ConnectRequest, logger *slog.Logger) (*Prepared, error) {
-	c, err := cluster.Load(request.Kubeconfig, cluster.Options{
-		UserAgent: "kubevpn/" + version.String(), Logger: logger, Credential: request.Credential,
-	})
+	c, err := cluster.Load(request.Kubeconfig, cluster.Options{Logger: logger, Credential: request.Credential})
 	if err != nil {
 		return nil, err
 	}

@@ -191,8 +191,7 @@ func (d *daemon) handleDoctor(w http.ResponseWriter, r *http.Request) {
 				Namespace: req.Namespace}, nil
 		},
 		Load: func(p cluster.Prepared) (*cluster.Cluster, error) {
-			o := cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: d.logger}
-			return cluster.Load(p.Kubeconfig, o)
+			return cluster.Load(p.Kubeconfig, cluster.Options{Logger: d.logger})
 		},
 		Status: func(context.Context) (*api.Status, error) {
 			status := d.status()

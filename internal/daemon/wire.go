@@ -11,7 +11,6 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/connection"
 	"kubevpn/internal/intercept"
-	"kubevpn/internal/version"
 	"kubevpn/internal/workloads"
 )
 
@@ -139,7 +138,7 @@ func clusterOf(account api.ConnectRequest, logger *slog.Logger, connected *clust
 	if connected != nil && connected.HasAccount(account.Kubeconfig) {
 		return connected, nil
 	}
-	o := cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: logger, Credential: account.Credential}
+	o := cluster.Options{Logger: logger, Credential: account.Credential}
 	if connected != nil && connected.Context() == account.Context {
 		o.LoginOf = connected
 	}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -71,8 +70,7 @@ func (w work) dialer() (dialer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
 	}
-	c, err := cluster.Load(kubeconfig,
-		cluster.Options{UserAgent: "kubevpn-bench", Logger: slog.New(slog.DiscardHandler)})
+	c, err := cluster.Load(kubeconfig, cluster.Options{})
 	if err != nil {
 		return nil, err
 	}
