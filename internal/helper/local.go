@@ -196,8 +196,8 @@ func (l *Local) begin() error {
 		return nil
 	}
 	did, err := Recover(l.cfg)
-	for _, d := range did {
-		l.cfg.Logger.Warn("recovered", "what", d)
+	if did != "" {
+		l.cfg.Logger.Warn("recovered", "what", did)
 	}
 	if err != nil {
 		return explainNetwork(recoverAction, err)
@@ -206,16 +206,9 @@ func (l *Local) begin() error {
 	return nil
 }
 
-// Recover undoes the changes of a helper that ended without Close: an edited resolv.conf, or a device. It returns a
-// line for each change. It leaves the changes of a running helper alone.
-func Recover(cfg LocalConfig) (did []string, err error) {
-	name, err := osdns.Recover(cfg.dns())
-	if name != "" {
-		did = append(did, name)
-	}
-	links, linkErr := removeLeftLinks()
-	return append(did, links...), errors.Join(err, linkErr)
-}
+// Recover undoes the only change that outlives a helper that ended without Close: an edited resolv.conf. It returns
+// what it did; empty: there was nothing to undo. It leaves the edit of a running helper alone.
+func Recover(cfg LocalConfig) (did string, err error) { return osdns.Recover(cfg.dns()) }
 
 // publish replaces the value in Changes.
 func (l *Local) publish(a api.NetworkApplied) {

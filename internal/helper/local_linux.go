@@ -1,10 +1,8 @@
 package helper
 
 import (
-	"fmt"
 	"os"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
@@ -32,25 +30,4 @@ func markedSocket(network string, mark uint32) (*os.File, error) {
 		return nil, api.Errorf(api.ExitNetwork, "cannot mark a socket: %w", err)
 	}
 	return os.NewFile(uintptr(fd), network), nil
-}
-
-// removeLeftLinks removes devices of kubevpn that no process has open. Normally there are none, because they are not
-// persistent.
-func removeLeftLinks() (did []string, err error) {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("cannot list links: %w", err)
-	}
-	for _, link := range links {
-		t, ok := link.(*netlink.Tuntap)
-		// A device that is up and that a process has open has a link partner: the kernel calls it running.
-		if !ok || !linkName.MatchString(t.Name) || t.NonPersist || t.RawFlags&unix.IFF_LOWER_UP != 0 {
-			continue
-		}
-		if err := netlink.LinkDel(link); err != nil {
-			return did, fmt.Errorf("cannot remove %s: %w", t.Name, err)
-		}
-		did = append(did, "removed the device "+t.Name+", which no process had open")
-	}
-	return did, nil
 }

@@ -13,5 +13,3 @@ import (
 func markedSocket(string, uint32) (*os.File, error) {
 	return nil, api.Errorf(api.ExitNetwork, "sockets have no marks on %s", runtime.GOOS)
 }
-
-func removeLeftLinks() (did []string, err error) { return nil, nil }

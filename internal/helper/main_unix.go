@@ -167,7 +167,7 @@ func greet(socket *os.File, cfg LocalConfig, broken error) error {
 		return err
 	}
 	defer w.conn.Close()
-	var did []string
+	var did string
 	if broken == nil {
 		if did, err = Recover(cfg); err != nil {
 			broken = explainNetwork(recoverAction, err)
@@ -177,8 +177,8 @@ func greet(socket *os.File, cfg LocalConfig, broken error) error {
 		return errors.Join(broken, w.send(response{Error: api.AsError(broken)}, nil))
 	}
 	err = w.send(response{Ready: true, Protocol: protocol, Version: version.Full()}, nil)
-	for _, d := range did {
-		err = errors.Join(err, w.send(response{Log: &logLine{Message: "recovered", Attrs: []string{"what", d}}}, nil))
+	if did != "" {
+		err = errors.Join(err, w.send(response{Log: &logLine{Message: "recovered", Attrs: []string{"what", did}}}, nil))
 	}
 	return err
 }

@@ -80,7 +80,7 @@ func connectRole() error {
 	signal.Ignore(syscall.SIGHUP)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	cfg := StartConfig{Executable: os.Getenv("HELPER_EXE"), Sudo: os.Getenv("HELPER_SUDO"), Stderr: os.Stderr}
+	cfg := StartConfig{Executable: os.Getenv("HELPER_EXE"), Stderr: os.Stderr}
 	if cfg.Service = os.Getenv("HELPER_SERVICE"); cfg.Service != "" {
 		cfg.Announce = func(line string) { fmt.Fprintln(report, "announced", line) }
 	}

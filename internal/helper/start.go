@@ -8,8 +8,6 @@ type StartConfig struct {
 	Executable string
 	// Service is the path of the socket of the service; empty: do not use it. Root does not use it.
 	Service string
-	// Sudo is the path of sudo; empty: the first in PATH. Root does not use it.
-	Sudo string
 	// Stderr receives the messages of sudo, which the error also contains. The prompt of sudo goes to the terminal.
 	// Nil: discard them.
 	Stderr io.Writer

@@ -389,7 +389,10 @@ func TestRootStartsTheHelperWithoutSudo(t *testing.T) {
 	privateEtc(t, "nameserver 192.0.2.1\n")
 	exe := installed(t)
 	ctx := context.Background()
-	socket, err := Start(ctx, StartConfig{Executable: exe, Sudo: "/nowhere"})
+	path := os.Getenv("PATH")
+	t.Setenv("PATH", "/nowhere") // no sudo
+	socket, err := Start(ctx, StartConfig{Executable: exe})
+	t.Setenv("PATH", path)
 	if err != nil {
 		t.Fatal(err)
 	}

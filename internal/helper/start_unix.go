@@ -66,7 +66,7 @@ func startProcess(ctx context.Context, cfg StartConfig) (*os.File, error) {
 
 	argv := []string{cfg.Executable, "helper"}
 	if os.Geteuid() != 0 {
-		if argv, err = withSudo(cfg.Sudo, argv); err != nil {
+		if argv, err = withSudo(argv); err != nil {
 			ours.Close()
 			return nil, err
 		}
@@ -87,14 +87,12 @@ func startProcess(ctx context.Context, cfg StartConfig) (*os.File, error) {
 	return ours, nil
 }
 
-func withSudo(sudo string, argv []string) ([]string, error) {
-	if sudo == "" {
-		var err error
-		if sudo, err = exec.LookPath("sudo"); err != nil {
-			return nil, api.Errorf(api.ExitPrivilege,
-				"links, routes and name resolution require root, and sudo is not installed").
-				WithHint("run kubevpn as root, or install sudo")
-		}
+func withSudo(argv []string) ([]string, error) {
+	sudo, err := exec.LookPath("sudo")
+	if err != nil {
+		return nil, api.Errorf(api.ExitPrivilege,
+			"links, routes and name resolution require root, and sudo is not installed").
+			WithHint("run kubevpn as root, or install sudo")
 	}
 	out := []string{sudo}
 	if !haveTerminal() {

@@ -28,9 +28,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// open starts a helper by the service. It has no sudo.
+// open starts a helper by the service. It finds no sudo.
 func open(ctx context.Context) (*helper.Client, error) {
-	socket, err := helper.Start(ctx, helper.StartConfig{Service: service.Socket, Sudo: "/nowhere", Executable: "/nowhere"})
+	path := os.Getenv("PATH")
+	os.Setenv("PATH", "/nowhere")
+	defer os.Setenv("PATH", path)
+	socket, err := helper.Start(ctx, helper.StartConfig{Service: service.Socket, Executable: "/nowhere"})
 	if err != nil {
 		return nil, err
 	}
