@@ -365,11 +365,7 @@ func TestNewLeaseMovesAddressAndResolver(t *testing.T) {
 		{Addrs: addrs("198.19.4.9"), Networks: prefixes("198.19.0.0/16"), Resolver: addrs("198.19.0.53")[0]},
 		{Addrs: addrs("198.18.4.9"), Networks: prefixes("198.18.0.0/16"), Resolver: addrs("198.18.0.53")[0]},
 	} {
-		address, err := leased(lease)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.view.Update(func(v *view) { v.lease = address })
+		s.view.Update(func(v *view) { v.lease = lease })
 		if err := s.routes.apply(t.Context(), planned{}); err != nil {
 			t.Fatal(err)
 		}

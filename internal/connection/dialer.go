@@ -93,7 +93,7 @@ func (c *Connection) Dial(ctx context.Context, network string, addr netip.AddrPo
 	if ts == nil || c.status.reconnecting() {
 		return nil, errTunnelDown
 	}
-	r := transport.Request{Proto: transport.ProtoTCP, Src: netip.AddrPortFrom(c.view.Load().lease.Laptop4, 0),
+	r := transport.Request{Proto: transport.ProtoTCP, Src: netip.AddrPortFrom(c.packets.steering.Load().own4(), 0),
 		Dst: addr}
 	if strings.HasPrefix(network, "tcp") {
 		stream, err := ts.Open(ctx, r)

@@ -165,7 +165,7 @@ const throughTunnel = "this machine reaches it through the tunnel only"
 
 // tunneled reports whether what is sent from the address enters the connection's own tunnel.
 func (d *direct) tunneled(from netip.Addr) bool {
-	return !d.cfg.isolated() && !d.cfg.proxied() && slices.Contains(d.view.Load().lease.addrs(), from)
+	return !d.cfg.isolated() && !d.cfg.proxied() && slices.Contains(d.view.Load().lease.Addrs, from)
 }
 
 // connect opens a TCP connection outside of the tunnel. The plan then keeps the address out of the tunnel.

@@ -206,14 +206,14 @@ func TestDirectStaysOutsideOfTheTunnel(t *testing.T) {
 	s, _ := directly(t, &issuer{authority: a, lasts: time.Hour}, p)
 	s.nameDirect(p.startPort(t))
 	inner := netip.MustParseAddr("198.18.0.5")
-	s.view.Update(func(v *view) { v.lease.Laptop4 = inner })
+	s.view.Update(func(v *view) { v.lease.Addrs = []netip.Addr{inner} })
 	d := s.transports.direct
 	d.source = func(netip.AddrPort) (netip.Addr, error) { return inner, nil }
 	if _, err := s.transports.dialDirect(t.Context()); err == nil || !strings.Contains(err.Error(), throughTunnel) {
 		t.Errorf("got %v", err)
 	}
 	// The routes change between the check and the connection.
-	s.view.Update(func(v *view) { v.lease.Laptop4 = netip.MustParseAddr("127.0.0.1") })
+	s.view.Update(func(v *view) { v.lease.Addrs = addrs("127.0.0.1") })
 	d.source = func(netip.AddrPort) (netip.Addr, error) { return inner, nil }
 	if _, err := s.transports.dialDirect(t.Context()); err == nil || !strings.Contains(err.Error(), throughTunnel) {
 		t.Errorf("got %v", err)

@@ -23,7 +23,7 @@ import (
 type view struct {
 	hello *api.ManagerHello // the latest; nil: no manager has greeted this laptop
 	state api.ManagerState
-	lease addressing
+	lease api.Lease // the inner addresses of this laptop
 	// gateway is the last gateway that a manager had, also after it is gone; gatewayPod is its pod.
 	gateway    *api.Gateway
 	gatewayPod string
@@ -120,7 +120,7 @@ func (h *handshake) converse(ctx context.Context, ts *transport.Session) error {
 		h.status.withdraw(h.manager.place.Load().imageWarning)
 	}
 	h.manager.place.Update(func(p *place) { p.pod = hello.Pod }) // before the session: api-proxy dials this pod
-	h.packets.steer(func(s *steering) { s.own, s.resolver = lease.addrs(), lease.Resolver })
+	h.packets.steer(func(s *steering) { s.own, s.resolver = lease.Addrs, lease.Resolver })
 	h.view.Update(func(v *view) {
 		v.hello, v.lease = hello, lease
 		v.learn(state) // before the session: direct dials its addresses
@@ -192,7 +192,7 @@ func (h *handshake) hello() (api.ClientHello, error) {
 	return api.ClientHello{
 		Protocol: api.Protocol, Version: version.String(), Client: client,
 		Namespace: h.namespace.Load(), Scheduler: h.cfg.Request.Scheduler,
-		Netstack: use, Lease: h.view.Load().lease.addrs(), Avoid: avoid,
+		Netstack: use, Lease: h.view.Load().lease.Addrs, Avoid: avoid,
 		ExtraCIDRs: h.cfg.Request.ExtraCIDRs, NoGSO: !h.packets.gso(),
 	}, nil
 }

@@ -212,7 +212,7 @@ func TestReservedLeaseIsRejected(t *testing.T) {
 		if err := s.manager.await(ctx, "m-1"); err != nil {
 			t.Fatal(err)
 		}
-		if got := s.view.Load().lease.Laptop4; got != addrs("198.18.4.9")[0] {
+		if got := s.view.Load().lease.Addrs; got[0] != addrs("198.18.4.9")[0] {
 			t.Errorf("the address is %v", got)
 		}
 		first, second := <-heard, <-heard

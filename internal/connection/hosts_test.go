@@ -278,7 +278,7 @@ func TestAnswerWaitsForItsRoute(t *testing.T) {
 		c.cfg.Request.ExtraDomains, c.hosts.extra = []string{"corp.test"}, []string{"corp.test"}
 		c.cfg.Request.ExcludeCIDRs = prefixes("10.20.9.0/24")
 		c.view.Update(func(v *view) {
-			v.lease = addressing{Laptop4: netip.MustParseAddr("198.19.0.9"), Resolver: netip.MustParseAddr("198.19.0.53")}
+			v.lease = api.Lease{Addrs: addrs("198.19.0.9"), Resolver: netip.MustParseAddr("198.19.0.53")}
 			v.state = api.ManagerState{PodCIDRs: prefixes("10.244.0.0/16"), StatedPodCIDRs: prefixes("10.244.0.0/16"),
 				DNSDomain: "cluster.local", DNSServers: addrs("10.96.0.10")}
 		})

@@ -36,6 +36,14 @@ type steering struct {
 	open     inbound        // flows that others may begin; never changes
 }
 
+// own4 returns the laptop's IPv4 inner address; invalid before the first lease.
+func (s *steering) own4() netip.Addr {
+	if len(s.own) == 0 {
+		return netip.Addr{}
+	}
+	return s.own[0]
+}
+
 // system4 and system6 report whether the gateway carries the packets of the family. Gvisor carries the others.
 func (s *steering) system4() bool { return s.system && s.gateway != nil && s.gateway.IPv4 }
 func (s *steering) system6() bool { return s.system && s.gateway != nil && s.gateway.IPv6 }
@@ -152,12 +160,9 @@ func (p *packetPath) open(ctx context.Context, number int) (io.WriteCloser, erro
 	if err != nil {
 		return nil, err
 	}
-	var own netip.Addr
-	if to := p.steering.Load(); len(to.own) > 0 {
-		own = to.own[0]
-	}
-	stream, err := ts.Open(ctx,
-		transport.Request{Proto: transport.ProtoIP, Src: netip.AddrPortFrom(own, uint16(number))})
+	stream, err := ts.Open(ctx, transport.Request{
+		Proto: transport.ProtoIP, Src: netip.AddrPortFrom(p.steering.Load().own4(), uint16(number)),
+	})
 	if err != nil {
 		return nil, err
 	}

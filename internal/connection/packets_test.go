@@ -31,10 +31,10 @@ type packetRig struct {
 
 func newL3Rig(t *testing.T) *packetRig {
 	r := &packetRig{t: t, s: newTestConnection(t), streams: make(chan *transport.Stream, 16), frames: make(chan []byte, 16)}
-	lease := addressing{Laptop4: addrs("198.19.4.9")[0], Laptop6: addrs("fd4e:19c6:8b7a::4:9")[0], Resolver: addrs("198.19.0.53")[0], Networks: prefixes("198.19.0.0/16")}
+	lease := api.Lease{Addrs: addrs("198.19.4.9 fd4e:19c6:8b7a::4:9"), Resolver: addrs("198.19.0.53")[0], Networks: prefixes("198.19.0.0/16")}
 	r.s.view.Update(func(v *view) { v.lease = lease })
 	r.s.packets.steer(func(s *steering) {
-		s.own, s.resolver, s.inner = lease.addrs(), lease.Resolver, prefixes("198.19.0.0/16")
+		s.own, s.resolver, s.inner = lease.Addrs, lease.Resolver, prefixes("198.19.0.0/16")
 	})
 
 	ctx, cancel := context.WithCancel(context.Background())
@@ -45,7 +45,7 @@ func newL3Rig(t *testing.T) *packetRig {
 			if err != nil {
 				return
 			}
-			if in.Proto != transport.ProtoIP || in.Src.Addr() != r.s.view.Load().lease.Laptop4 {
+			if in.Proto != transport.ProtoIP || in.Src.Addr() != r.s.view.Load().lease.Addrs[0] {
 				t.Errorf("opened %+v", in.Request)
 			}
 			stream, err := in.Accept()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	mdns "github.com/miekg/dns"
 	"go4.org/netipx"
 
 	"kubevpn/internal/api"
@@ -370,7 +371,7 @@ func reverseDomains(prefixes []netip.Prefix) []string {
 		}
 		bits := (p.Bits() + step - 1) / step * step
 		for a := p.Masked(); a.Addr().IsValid() && p.Contains(a.Addr()); {
-			out = append(out, reverseDomain(a.Addr(), bits))
+			out = append(out, reverseDomain(a.Addr(), (a.Addr().BitLen()-bits)/step))
 			next := netipx.PrefixLastIP(netip.PrefixFrom(a.Addr(), bits)).Next()
 			if !next.IsValid() {
 				break
@@ -432,24 +433,13 @@ func widened(zones []string) []string {
 	return slices.Compact(out)
 }
 
-func reverseDomain(a netip.Addr, bits int) string {
-	name := ""
-	if a.Is4() {
-		b := a.As4()
-		for _, octet := range b[:bits/8] {
-			name = fmt.Sprintf("%d.%s", octet, name)
-		}
-		return name + "in-addr.arpa"
+// reverseDomain returns the reverse name of a without its first labels, as many as skip says.
+func reverseDomain(a netip.Addr, skip int) string {
+	name, err := mdns.ReverseAddr(a.String())
+	if err != nil {
+		panic(err) // a is valid and has no zone
 	}
-	b := a.As16()
-	for i := range bits / 4 {
-		nibble := b[i/2] >> 4
-		if i%2 == 1 {
-			nibble = b[i/2] & 15
-		}
-		name = fmt.Sprintf("%x.%s", nibble, name)
-	}
-	return name + "ip6.arpa"
+	return strings.Join(strings.Split(strings.TrimSuffix(name, "."), ".")[skip:], ".")
 }
 
 // sharedInner reports whether p may be routed to reach other laptops. The last of the inner networks may not: it is
@@ -460,64 +450,36 @@ func sharedInner(p netip.Prefix) bool {
 	})
 }
 
-// addressing is this laptop's inner addresses, which the traffic manager has leased to it.
-type addressing struct {
-	Laptop4  netip.Addr
-	Laptop6  netip.Addr // invalid: none
-	Resolver netip.Addr // answers DNS inside the tunnel
-	Networks []netip.Prefix
-}
-
 // deviceName returns the name of the machine's tunnel with that number. All users of a machine share the numbers.
 func deviceName(n int) string { return fmt.Sprintf("%s%d", ownDevices, n) }
 
-// leased returns the addresses of a lease.
-func leased(l api.Lease) (addressing, error) {
+// leased returns a lease that the laptop can use, with the IPv4 address first.
+func leased(l api.Lease) (api.Lease, error) {
 	if err := checkLease(l); err != nil {
-		return addressing{}, err
+		return api.Lease{}, err
 	}
-	out := addressing{Resolver: l.Resolver, Networks: l.Networks}
-	for _, addr := range l.Addrs {
-		if addr.Is4() {
-			out.Laptop4 = addr
-		} else {
-			out.Laptop6 = addr
-		}
-	}
-	if !out.Laptop4.IsValid() || !out.Resolver.IsValid() {
-		return addressing{}, api.Errorf(api.ExitOverlap, "the traffic manager has no address for this laptop: "+
+	l.Addrs = slices.SortedFunc(slices.Values(l.Addrs), netip.Addr.Compare)
+	if len(l.Addrs) == 0 || !l.Addrs[0].Is4() || !l.Resolver.IsValid() {
+		return api.Lease{}, api.Errorf(api.ExitOverlap, "the traffic manager has no address for this laptop: "+
 			"every inner network that it knows overlaps one of the cluster or of this machine").
 			WithHint("`ip route` shows what uses 198.18.0.0/15 and 100.64.0.0/10 here.")
 	}
-	return out, nil
+	return l, nil
 }
 
-// addrs returns the inner addresses, IPv4 first.
-func (a addressing) addrs() (out []netip.Addr) {
-	for _, addr := range []netip.Addr{a.Laptop4, a.Laptop6} {
-		if addr.IsValid() {
-			out = append(out, addr)
-		}
+// linkAddrs returns the addresses of a lease for a link with these routes: the IPv6 address only if a route is IPv6.
+func linkAddrs(l api.Lease, routes []netip.Prefix) []netip.Prefix {
+	all := hostPrefixes(l.Addrs)
+	if slices.ContainsFunc(routes, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		return all
 	}
-	return out
+	return slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().Is6() })
 }
 
-// link adds the addresses to a link. It adds the IPv6 address only if the link routes something in IPv6.
-func (a addressing) link(l api.Link) api.Link {
-	l.Resolver = a.Resolver
-	six := slices.ContainsFunc(l.Routes, func(p netip.Prefix) bool { return p.Addr().Is6() })
-	for _, p := range a.prefixes() {
-		if p.Addr().Is4() || six {
-			l.Addrs = append(l.Addrs, p)
-		}
-	}
-	return l
-}
-
-// prefixes returns the inner addresses as host prefixes.
-func (a addressing) prefixes() (out []netip.Prefix) {
-	for _, addr := range a.addrs() {
-		out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
+// hostPrefixes returns each address as a prefix of that address alone.
+func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
+	for _, a := range addrs {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()))
 	}
 	return out
 }

@@ -502,21 +502,20 @@ func TestReverseDomainsCoverTheNetwork(t *testing.T) {
 func TestLeaseDeterminesAddresses(t *testing.T) {
 	sameAddr, samePrefix := cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	lease := api.Lease{Addrs: addrs("198.19.4.9 fd6b:7670:6e00::4:9"), Networks: prefixes("198.19.0.0/16 fd6b:7670:6e00::/48"), Resolver: addrs("198.19.0.53")[0]}
-	a, err := leased(lease)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := addressing{Laptop4: lease.Addrs[0], Laptop6: lease.Addrs[1], Resolver: lease.Resolver, Networks: lease.Networks}
-	if d := cmp.Diff(want, a, sameAddr, samePrefix); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
+	sent := lease
+	sent.Addrs = []netip.Addr{lease.Addrs[1], lease.Addrs[0]}
+	for _, l := range []api.Lease{lease, sent} {
+		got, err := leased(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(lease, got, sameAddr, samePrefix); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
 	}
 	for routes, want := range map[string]string{"10.244.0.0/16": "198.19.4.9/32", "fd00::/64": "198.19.4.9/32 fd6b:7670:6e00::4:9/128"} {
-		l := a.link(api.Link{Name: "kubevpn3", Routes: prefixes(routes)})
-		if d := cmp.Diff(prefixes(want), l.Addrs, samePrefix); d != "" {
+		if d := cmp.Diff(prefixes(want), linkAddrs(lease, prefixes(routes)), samePrefix); d != "" {
 			t.Errorf("with %s (-want +got):\n%s", routes, d)
-		}
-		if l.Name != "kubevpn3" || l.Resolver != lease.Resolver {
-			t.Errorf("got %+v", l)
 		}
 	}
 	for name, none := range map[string]api.Lease{"nothing": {}, "ipv6_only": {Addrs: lease.Addrs[1:], Networks: lease.Networks[1:]}} {

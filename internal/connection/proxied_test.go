@@ -35,7 +35,7 @@ func TestProxyGetsTheClustersNetworksWithoutADevice(t *testing.T) {
 	n := new(linked)
 	c := newProxied(t, n)
 	c.view.Update(func(v *view) {
-		v.lease = addressing{Laptop4: netip.MustParseAddr("198.19.0.9"), Resolver: netip.MustParseAddr("198.19.0.53"),
+		v.lease = api.Lease{Addrs: addrs("198.19.0.9"), Resolver: netip.MustParseAddr("198.19.0.53"),
 			Networks: prefixes("198.19.0.0/16")}
 		v.state = api.ManagerState{PodCIDRs: prefixes("10.244.0.0/16"), StatedPodCIDRs: prefixes("10.244.0.0/16"),
 			DNSDomain: "cluster.local", DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}

@@ -146,16 +146,17 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 		return err
 	}
 	match, search, left := r.zone.domains(v.state.DNSDomain, p.Cluster)
-	link := v.lease.link(api.Link{
-		Name: r.device, MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named, MatchDomains: match,
-		SearchDomains: search,
-	})
-	if r.cfg.isolated() {
-		link.Addrs = v.lease.prefixes() // for the rest of the world, which has both families
-		r.steerIsolated(p.Routes)
+	link := api.Link{
+		Name: r.device, MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named, Resolver: v.lease.Resolver,
+		MatchDomains: match, SearchDomains: search,
 	}
-	if r.cfg.proxied() {
-		link.Addrs = nil
+	switch {
+	case r.cfg.proxied():
+	case r.cfg.isolated():
+		link.Addrs = hostPrefixes(v.lease.Addrs) // for the rest of the world, which has both families
+		r.steerIsolated(p.Routes)
+	default:
+		link.Addrs = linkAddrs(v.lease, p.Routes)
 	}
 	if reflect.DeepEqual(link, r.link) {
 		return r.zone.set(v.state, p.Cluster)
