@@ -92,12 +92,11 @@ func (c *chooser) choose(ctx context.Context) error {
 		f.Proxy = l.proxy
 	}
 	if f.asksGateway() {
-		f.Gateway = gatewayAvailable
 		if err := c.obtain(ctx); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			f.Gateway, f.Refusal = gatewayRefused, c.cluster.Explain(err)
+			f.Refusal = c.cluster.Explain(err)
 		}
 	}
 	c.facts = f
@@ -201,7 +200,6 @@ func (c *chooser) watch(ctx context.Context) error {
 // replace obtains another gateway, or changes to gvisor. Its error ends the connection.
 func (c *chooser) replace(ctx context.Context) error {
 	f := c.facts
-	f.Gateway = gatewayRefused
 	if c.cfg.netstack() != api.NetstackSystem {
 		f.Refusal = api.Errorf(api.ExitNetstack, "the gateway in the traffic manager's pod is gone")
 		d := choose(f)

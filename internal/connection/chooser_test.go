@@ -144,7 +144,7 @@ func TestLostGatewayIsAwaitedOrReplaced(t *testing.T) {
 				s.chooser.gateways = g
 				s.status.change(func(r *report) { r.attached, r.greeted = true, true })
 				s.chooser.looked.Update(func(l **looked) { *l = &looked{proxy: iptablesProxy} })
-				s.chooser.facts = facts{Asked: tt.asked, Proxy: iptablesProxy, Gateway: gatewayAvailable}
+				s.chooser.facts = facts{Asked: tt.asked, Proxy: iptablesProxy}
 				s.greet("m-1")
 				there := api.ControlMessage{State: &api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}}}
 				s.handshake.handle(there)
@@ -313,7 +313,7 @@ func TestProbeDecidesTheNetstack(t *testing.T) {
 			machine := &quiet{}
 			s.cfg.Network, s.cfg.Request.Netstack = machine, tt.asked
 			s.chooser.looked.Update(func(l **looked) { *l = &looked{proxy: iptablesProxy} })
-			s.chooser.facts = facts{Asked: tt.asked, Proxy: iptablesProxy, Gateway: gatewayAvailable}
+			s.chooser.facts = facts{Asked: tt.asked, Proxy: iptablesProxy}
 			s.handshake.learn(api.ManagerState{DNSDomain: "cluster.local", DNSServers: addrs("10.96.0.10"), Gateway: &api.Gateway{MTU: 1450, IPv4: true},
 				ProbePod: netip.MustParseAddrPort("10.244.0.2:80")}, func(*report) {})
 			s.status.change(func(r *report) { r.attached, r.greeted = true, true })

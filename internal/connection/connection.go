@@ -223,10 +223,9 @@ func (c *Connection) SetCredential(credential *api.Credential) error {
 }
 
 // SetNamespace changes the namespace in which short names are looked up first.
-func (c *Connection) SetNamespace(namespace string) error {
+func (c *Connection) SetNamespace(namespace string) {
 	c.namespace.Update(func(n *string) { *n = namespace })
 	c.changed.Raise()
-	return nil
 }
 
 // Image returns the image in the template of the trusted traffic manager's Deployment. Nodes can pull it, and its
@@ -339,9 +338,7 @@ func (c *Connection) openSession(ctx context.Context, g *errgroup.Group) error {
 		if cause := c.status.snapshot().Error; cause != nil {
 			return cause
 		}
-		return api.Errorf(api.ExitNotReady, "the traffic manager does not answer").
-			WithHint("see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for the cause",
-				api.ShellQuote(c.manager.place.Load().namespace))
+		return noAnswer(c.manager.place.Load().namespace)
 	}
 	if err := c.transports.awaitForced(bounded); err != nil {
 		return err

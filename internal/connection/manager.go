@@ -101,6 +101,12 @@ func (m *manager) upgrade(ctx context.Context, image string, progress func(api.E
 			"the cause", at.namespace)
 }
 
+// noAnswer returns the error for a traffic manager in the namespace that sends no hello.
+func noAnswer(namespace string) *api.Error {
+	return api.Errorf(api.ExitNotReady, "the traffic manager does not answer").
+		WithHint("see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for the cause", api.ShellQuote(namespace))
+}
+
 // await waits until the manager in pod was the last to greet this laptop and packets travel: to the manager and, with
 // the system netstack, through its gateway. If the connection fails meanwhile, await returns its error.
 func (m *manager) await(ctx context.Context, pod string) error {

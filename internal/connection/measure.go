@@ -105,9 +105,7 @@ func (m *measuring) greeting(ctx context.Context) (*api.ManagerHello, error) {
 	case err := <-m.failed:
 		return nil, err
 	case <-ctx.Done():
-		namespace := m.manager.place.Load().namespace
-		return nil, api.Errorf(api.ExitNotReady, "the traffic manager does not answer").
-			WithHint("kubectl -n %s logs deploy/kubevpn-traffic-manager", api.ShellQuote(namespace))
+		return nil, noAnswer(m.manager.place.Load().namespace)
 	}
 }
 

@@ -8,21 +8,13 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// gatewayFact says what is known about the gateway. The system netstack needs one in the traffic manager's pod.
-type gatewayFact int
-
-const (
-	gatewayUnasked   gatewayFact = iota // the choice does not depend on it
-	gatewayAvailable                    // it runs, or may be added
-	gatewayRefused                      // it may not be added, did not start, or is gone: see facts.Refusal
-)
-
 // facts decide which netstack a connection uses.
 type facts struct {
-	Asked   string // api.NetstackAuto, NetstackGVisor or NetstackSystem
-	Proxy   cluster.Proxy
-	Gateway gatewayFact
-	Refusal *api.Error // the cause of gatewayRefused
+	Asked string // api.NetstackAuto, NetstackGVisor or NetstackSystem
+	Proxy cluster.Proxy
+	// Refusal says why there is no gateway: it may not be added, did not start, or is gone. Nil: there is one in the
+	// traffic manager's pod, or the choice does not depend on it.
+	Refusal *api.Error
 	// Failed is what the probe of the system netstack did not reach: "clusterIP 10.96.0.1:443: no answer". Empty: the
 	// probe has not run, or passed.
 	Failed string
@@ -67,7 +59,7 @@ func choose(f facts) decision {
 		return gvisor("no kube-proxy serves ClusterIPs, by %s", p.By)
 	case p.Mode == cluster.ProxyUnknown:
 		return gvisor("kube-proxy's mode is unknown: %s", p.By)
-	case f.Gateway == gatewayRefused:
+	case f.Refusal != nil:
 		return gvisor("kube-proxy is %s; but the system netstack is not available: %s", p, brief(f.Refusal.Message))
 	case f.Failed != "":
 		return gvisor("kube-proxy is %s; but the system netstack was tried and does not reach %s", p, f.Failed)
@@ -89,7 +81,7 @@ func brief(refusal string) string {
 // asSystem is choose for --netstack system.
 func (f facts) asSystem() decision {
 	switch {
-	case f.Gateway == gatewayRefused:
+	case f.Refusal != nil:
 		e := api.Errorf(api.ExitNetstack, "the system netstack is not available: %w", f.Refusal)
 		hint := "Without it: `kubevpn connect --netstack gvisor`"
 		if f.Refusal.Hint != "" {

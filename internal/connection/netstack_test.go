@@ -51,18 +51,15 @@ func TestChoiceMatchesTheDocumentedTable(t *testing.T) {
 		"none": {Mode: cluster.ProxyNone}, "unknown": {Mode: cluster.ProxyUnknown},
 		"replaced": {Mode: cluster.ProxyNone, Replacement: "Cilium"},
 	}
-	gateways := map[string]gatewayFact{"admitted": gatewayAvailable, "refused": gatewayRefused}
+	gateways := map[string]*api.Error{"admitted": nil, "refused": api.Errorf(api.ExitPermission, "no")}
 	probes := map[string]string{"passed": "", "failed": "pod 10.244.0.2:80: no answer"}
 	rows := choiceTable(t)
 	used := make([]bool, len(rows))
 	for _, asked := range []string{"auto", "gvisor", "system"} {
 		for proxy, p := range proxies {
-			for gateway, g := range gateways {
+			for gateway, refusal := range gateways {
 				for probe, failed := range probes {
-					f := facts{Asked: asked, Proxy: p, Gateway: g, Failed: failed}
-					if g == gatewayRefused {
-						f.Refusal = api.Errorf(api.ExitPermission, "no")
-					}
+					f := facts{Asked: asked, Proxy: p, Refusal: refusal, Failed: failed}
 					got := choose(f)
 					result := got.Netstack
 					if got.Err != nil {
@@ -80,9 +77,9 @@ func TestChoiceMatchesTheDocumentedTable(t *testing.T) {
 					if rows[i].result != result {
 						t.Errorf("%s, %s, %s, %s: documented is %s, chosen is %s", asked, proxy, gateway, probe, rows[i].result, result)
 					}
-					if g == gatewayRefused && !f.asksGateway() {
+					if refusal != nil && !f.asksGateway() {
 						// Then the gateway is not asked for, so it must not matter.
-						f.Gateway, f.Refusal = gatewayUnasked, nil
+						f.Refusal = nil
 						if again := choose(f); again != got {
 							t.Errorf("%s, %s: %+v without an answer of the gateway, %+v with one", asked, proxy, again, got)
 						}
@@ -109,7 +106,7 @@ func TestChoiceStatesItsReason(t *testing.T) {
 		failure, suggestion string
 	}{
 		{
-			name: "system", in: facts{Asked: "auto", Proxy: iptables, Gateway: gatewayAvailable}, netstack: "system",
+			name: "system", in: facts{Asked: "auto", Proxy: iptables}, netstack: "system",
 			reason: "kube-proxy is iptables, by the ConfigMap kube-system/kube-proxy, and the gateway is admitted",
 		},
 		{
@@ -133,27 +130,27 @@ func TestChoiceStatesItsReason(t *testing.T) {
 		},
 		{
 			name: "refused", netstack: "gvisor",
-			in:     facts{Asked: "auto", Proxy: iptables, Gateway: gatewayRefused, Refusal: refusal},
+			in:     facts{Asked: "auto", Proxy: iptables, Refusal: refusal},
 			reason: "kube-proxy is iptables, by the ConfigMap kube-system/kube-proxy; but the system netstack is not available: jane may not patch pods/ephemeralcontainers in namespace kubevpn",
 		},
 		{
 			name: "restricted", netstack: "gvisor",
-			in: facts{Asked: "auto", Proxy: iptables, Gateway: gatewayRefused, Refusal: api.Errorf(api.ExitNetstack,
+			in: facts{Asked: "auto", Proxy: iptables, Refusal: api.Errorf(api.ExitNetstack,
 				`pod security does not admit the gateway in the namespace kubevpn: violates PodSecurity "restricted:latest": unrestricted capabilities (container "gateway-1" must not include "MKNOD")`)},
 			reason: `kube-proxy is iptables, by the ConfigMap kube-system/kube-proxy; but the system netstack is not available: pod security does not admit the gateway in the namespace kubevpn: violates PodSecurity "restricted:latest"`,
 		},
 		{
 			name: "failed", netstack: "gvisor",
-			in:     facts{Asked: "auto", Proxy: iptables, Gateway: gatewayAvailable, Failed: "clusterIP 10.96.0.1:443: no answer"},
+			in:     facts{Asked: "auto", Proxy: iptables, Failed: "clusterIP 10.96.0.1:443: no answer"},
 			reason: "kube-proxy is iptables, by the ConfigMap kube-system/kube-proxy; but the system netstack was tried and does not reach clusterIP 10.96.0.1:443: no answer",
 		},
 		{
-			name: "system_refused", in: facts{Asked: "system", Proxy: iptables, Gateway: gatewayRefused, Refusal: refusal},
+			name: "system_refused", in: facts{Asked: "system", Proxy: iptables, Refusal: refusal},
 			failure:    "the system netstack is not available: jane may not patch pods/ephemeralcontainers in namespace kubevpn",
 			suggestion: "Ask a cluster admin to run:\nkubectl x\nWithout it: `kubevpn connect --netstack gvisor`",
 		},
 		{
-			name: "system_failed", in: facts{Asked: "system", Proxy: ipvs, Gateway: gatewayAvailable, Failed: "clusterIP 10.96.0.1:443: no answer"},
+			name: "system_failed", in: facts{Asked: "system", Proxy: ipvs, Failed: "clusterIP 10.96.0.1:443: no answer"},
 			failure:    "the system netstack does not reach clusterIP 10.96.0.1:443: no answer (kube-proxy: ipvs, by the ConfigMap kube-system/kube-proxy)",
 			suggestion: "`kubevpn connect --netstack gvisor` was tried just now, and reaches all of it.",
 		},

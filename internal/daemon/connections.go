@@ -203,9 +203,7 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 	emit func(api.Event)) error {
 	now := t.conn.Status()
 	if !req.Use && req.Namespace != "" && req.Namespace != now.Namespace {
-		if err := t.conn.SetNamespace(req.Namespace); err != nil {
-			return err
-		}
+		t.conn.SetNamespace(req.Namespace)
 		emit(api.Event{
 			Step: "Changing the namespace", Detail: now.Namespace + " → " + req.Namespace, Done: true,
 		})

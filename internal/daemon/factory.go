@@ -44,7 +44,7 @@ type Connection interface {
 	// Connected is closed once probes have shown that the connection works.
 	Connected() <-chan struct{}
 	// SetNamespace changes the namespace in which short names are looked up first.
-	SetNamespace(namespace string) error
+	SetNamespace(namespace string)
 	// SetCredential replaces the credential that the user's credential plugin returned. It interrupts nothing.
 	SetCredential(credential *api.Credential) error
 	// Counters returns what the connection counts, for metrics.

@@ -185,11 +185,10 @@ func (c *fakeConnection) NameOf(netip.Addr) api.ObjectName {
 	return api.ObjectName{Kind: "service", Namespace: "kube-system", Name: "kube-dns"}
 }
 
-func (c *fakeConnection) SetNamespace(ns string) error {
+func (c *fakeConnection) SetNamespace(ns string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.namespace = ns
-	return nil
 }
 
 func (c *fakeConnection) SetCredential(credential *api.Credential) error {
