@@ -65,8 +65,9 @@ func (c *checker) show(checks []api.Check) {
 	c.status.change(func(r *report) { r.shown.Checks = checks })
 }
 
-// tryGVisor tries the gvisor netstack after the system netstack failed with checks. If gvisor fails as well, the
-// netstack was not the cause. Otherwise the connection uses gvisor, unless the user asked for the system netstack.
+// tryGVisor tries the gvisor netstack after checks showed that the system netstack does not reach everything. If gvisor
+// fails as well, the netstack was not the cause. Otherwise the connection uses gvisor, unless the user asked for the
+// system netstack.
 func (c *checker) tryGVisor(ctx context.Context, checks []api.Check) ([]api.Check, error) {
 	l, err := c.chooser.awaitLook(ctx)
 	if err != nil {
@@ -88,19 +89,20 @@ func (c *checker) tryGVisor(ctx context.Context, checks []api.Check) ([]api.Chec
 		return nil, d.Err
 	}
 	c.chooser.adopt(d)
-	c.log.Warn("another netstack", "netstack", d.Netstack, "reason", d.Reason)
+	c.log.Warn("using another netstack", "netstack", d.Netstack, "reason", d.Reason)
 	c.cfg.Progress(api.Event{Time: time.Now(), Warning: "the netstack is " + d.Netstack + ": " + d.Reason})
 	return again, nil
 }
 
-// targets returns what the manager proposes. If the manager may not look, it returns what the user may see.
+// targets returns the targets that the manager proposes. If the manager proposes no pod, it looks for one with the
+// user's rights.
 func (c *checker) targets(ctx context.Context) probeTargets {
 	state := c.view.Load().state
 	routed := func(a netip.Addr) bool {
 		return slices.ContainsFunc(c.routes.planned.Routes, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
 	t := probeTargets{Name: "kubernetes.default.svc." + state.DNSDomain, VIP: state.ProbeVIP}
-	if routed(state.ProbePod.Addr()) { // an answer past the tunnel would prove nothing
+	if routed(state.ProbePod.Addr()) { // an answer from outside of the tunnel would prove nothing
 		t.Pod = state.ProbePod
 	}
 	if state.ProbeName != "" && state.ProbeVIP.IsValid() {
@@ -116,7 +118,7 @@ func (c *checker) targets(ctx context.Context) probeTargets {
 		t.VIP = netip.AddrPortFrom(state.DNSServers[0], 53) // cluster DNS answers over TCP (RFC 7766)
 	}
 	for _, a := range state.DNSServers {
-		if routed(a) { // a node-local cache is not
+		if routed(a) { // unlike a node-local cache
 			t.DNS = netip.AddrPortFrom(a, 53)
 			break
 		}
@@ -129,7 +131,7 @@ func (c *checker) targets(ctx context.Context) probeTargets {
 	return t
 }
 
-// somePod returns a running pod with a TCP port in the connection's namespace that is not the traffic manager's. It
+// somePod returns a TCP port of a running pod in the connection's namespace, except of the traffic manager's pod. It
 // returns the zero value if there is none.
 func (c *checker) somePod(ctx context.Context) netip.AddrPort {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -138,7 +140,7 @@ func (c *checker) somePod(ctx context.Context) netip.AddrPort {
 		FieldSelector: "status.phase=Running", Limit: 50,
 	})
 	if err != nil {
-		c.log.Info("looking for a pod to probe", "err", err)
+		c.log.Info("cannot list pods to probe", "err", err)
 		return netip.AddrPort{}
 	}
 	manager := c.manager.place.Load().pod

@@ -12,11 +12,11 @@ import (
 	"kubevpn/pkg/wakeup"
 )
 
-// gatewayGrace limits the absence of a gateway while its pod stays: it reconnects to a manager that has restarted in
-// the pod.
+// gatewayGrace limits the absence of a gateway while its pod stays: the gateway reconnects to a manager that has
+// restarted in the pod.
 const gatewayGrace = 5 * time.Second
 
-// gateways is what the chooser asks of the cluster for the system netstack. Errors are in words for a user.
+// gateways checks and adds gateways for the chooser. Its errors are written for users.
 type gateways interface {
 	// May checks, changing nothing, whether a gateway of o.Image can be added to the traffic manager's pod.
 	May(ctx context.Context, o install.GatewayOptions) error
@@ -80,7 +80,7 @@ func (c *chooser) awaitLook(ctx context.Context) (*looked, error) {
 	return c.looked.Await(ctx, func(l *looked) bool { return l != nil })
 }
 
-// choose decides how packets travel, and obtains what that needs.
+// choose chooses the netstack, and obtains the gateway if that netstack may need one.
 func (c *chooser) choose(ctx context.Context) error {
 	done := c.status.step("Choosing the netstack")
 	f := facts{Asked: c.cfg.netstack()}
@@ -118,11 +118,11 @@ func (c *chooser) adopt(d decision) {
 	c.status.change(func(r *report) { r.shown.Netstack, r.shown.NetstackReason = d.Netstack, d.Reason })
 }
 
-// obtain returns when the traffic manager has a gateway that serves this laptop. With --netstack system it relabels a
-// namespace of kubevpn's own if it must. Otherwise it adds a gateway only if the namespace admits it as it is.
+// obtain returns when the traffic manager has a gateway that serves this laptop. With --netstack system, it relabels a
+// namespace that kubevpn created and whose pod security rejects the gateway. Otherwise it never changes the namespace.
 func (c *chooser) obtain(ctx context.Context) error {
 	v := c.view.Load()
-	if v.gatewayServes() || v.state.Gateway != nil && c.awaitGateway(ctx) { // it learns of the lease right now
+	if v.gatewayServes() || v.state.Gateway != nil && c.awaitGateway(ctx) { // it is about to learn of the lease
 		return nil
 	}
 	o := c.gatewayIn(c.view.Load().pod())
@@ -155,7 +155,8 @@ func (c *chooser) gatewayIn(pod string) install.GatewayOptions {
 	}
 }
 
-// may returns nil if a gateway may be added. look has asked, unless another pod has greeted this laptop since.
+// may returns nil if a gateway may be added. It uses the answer that look got, unless another pod has greeted this
+// laptop since.
 func (c *chooser) may(ctx context.Context, o install.GatewayOptions) error {
 	if l := c.looked.Load(); l != nil && l.pod == o.Pod {
 		return l.refusal

@@ -19,13 +19,13 @@ import (
 	"kubevpn/internal/install"
 )
 
-// fakeGateways admits and adds gateways as a test wants it.
+// fakeGateways admits and adds gateways as the test specifies.
 type fakeGateways struct {
 	refusal error
 	s       *Connection
 	adds    []install.GatewayOptions
 	failure error  // of Add
-	gone    string // a pod that goes while a gateway is added to it
+	gone    string // a pod that ends while a gateway is added to it
 
 	manager sync.Mutex // held while the manager sends messages: the laptop handles them in one goroutine
 }
@@ -113,8 +113,8 @@ func TestLostGatewayIsAwaitedOrReplaced(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		asked     string
-		pod       string        // the manager's from then on
-		then      string        // the manager's after that, as pod goes while a gateway is added to it
+		pod       string        // of the manager, from then on
+		then      string        // of the manager after that, because pod ends while a gateway is added to it
 		back      time.Duration // when the gateway reports again; 0: never
 		failure   error
 		netstack  string
@@ -374,7 +374,7 @@ func TestNewLeaseMovesAddressAndResolver(t *testing.T) {
 		}
 		hello, err := s.handshake.hello()
 		if err != nil || len(hello.Lease) != 1 || hello.Lease[0] != lease.Addrs[0] {
-			t.Errorf("the next greeting asks for %v, %v", hello.Lease, err)
+			t.Errorf("the next hello asks for %v, %v", hello.Lease, err)
 		}
 	}
 	if got, want := strings.Join(log, ", "), "at 198.19.0.53, at 198.18.0.53, not at 198.19.0.53"; got != want {

@@ -1,12 +1,12 @@
 // Package connection makes one connection to one cluster, from a kubeconfig to "Connected", and keeps it. It checks
 // that the connection works before it reports so. internal/daemon owns the connections. This package needs no root:
-// it asks Network for what does.
+// Network does what requires root.
 //
 //	Run ─▶ find or install the manager ─▶ open a session ─▶ hello, lease ─▶ choose the netstack ─▶ plan the routes
 //	    ─▶ create the TUN device, set routes and names ─▶ probe ─▶ connected ─▶ follow changes ─▶ ctx ends: remove all
 //
-// Steps that need no result of each other share their round trips: Prepared dials while the manager is verified, and
-// the chooser looks at the cluster while the session opens.
+// Independent steps run at the same time: Prepared dials while the manager is verified, and the chooser looks at the
+// cluster while the session opens.
 //
 // A Connection consists of parts. Each owns its state, and each shared value has one writer:
 //
@@ -26,7 +26,7 @@
 //
 // Every part reports to status. The parts run in these goroutines:
 //
-//	establish      manager.ensure, chooser.choose, routes.bringUp, checker.check; then it becomes the next one
+//	establish      manager.ensure, chooser.choose, routes.bringUp, checker.check; then it starts the next two
 //	maintain       routes: plans and applies again when the view or the namespace changes
 //	chooser.watch  replaces a gateway that is gone, or changes to gvisor
 //	OnSession      handshake: one conversation per transport session, one after the other
@@ -53,8 +53,8 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// greetingTimeout limits the first session: the dial to the manager's pod, and its hello.
-const greetingTimeout = 30 * time.Second
+// helloTimeout limits the first session: the dial to the manager's pod, and its hello.
+const helloTimeout = 30 * time.Second
 
 // Network changes this machine's network on behalf of one connection. When Run has returned, the owner of the
 // connection removes whatever the connection set. All methods may be called concurrently.
@@ -96,10 +96,10 @@ type Config struct {
 	// machine's namespace, which sends it only traffic for the cluster.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Lookup resolves a name as programs do that reach the cluster through a proxy of this process. Not nil: there is
-	// no device, and SetLink receives a link without a name and addresses, which tells the routes.
+	// no device, and SetLink receives a link with routes and domains, but without a name and addresses.
 	Lookup   func(ctx context.Context, name string) ([]netip.Addr, error)
 	Prepared *Prepared       // for Request; New owns it. Nil: the connection prepares itself
-	Client   []byte          // secret of this user on this laptop, from which clientID derives what managers are told
+	Client   []byte          // secret of this user on this laptop: clientID derives an identity for each manager
 	Progress func(api.Event) // may be called concurrently; must not block for long
 	Logger   *slog.Logger
 }
@@ -329,7 +329,7 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 func (c *Connection) openSession(ctx context.Context, g *errgroup.Group) error {
 	done := c.status.step("Opening the tunnel")
 	g.Go(func() error { return c.client.Run(ctx) })
-	bounded, cancel := context.WithTimeout(ctx, greetingTimeout)
+	bounded, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	if _, err := c.status.report.Await(bounded, func(r report) bool { return r.greeted }); err != nil {
 		if ctx.Err() != nil {
@@ -367,7 +367,7 @@ func (c *Connection) onState(state transport.State, cause error) {
 	}
 }
 
-// onWake asks the transport for a sign of life after the machine slept.
+// onWake probes the session after the machine slept.
 func (c *Connection) onWake(slept time.Duration) {
 	c.log.Info("the machine was asleep", "for", slept)
 	c.client.Probe(wakeProbe)

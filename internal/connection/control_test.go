@@ -12,7 +12,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// conversation is a stream on which the traffic manager has said all it says.
+// conversation is a control stream that already contains all messages of the manager.
 type conversation struct{ io.Reader }
 
 func (conversation) Write(p []byte) (int, error) { return len(p), nil }
@@ -29,8 +29,8 @@ func TestControlRejectsAnEndlessMessage(t *testing.T) {
 	}
 }
 
-// FuzzControl plays a hostile traffic manager: whatever it says on the control stream, the index stays bounded and has names
-// of Services alone.
+// FuzzControl plays a hostile traffic manager: whatever it sends on the control stream, the index stays bounded and
+// contains only names of Services.
 func FuzzControl(f *testing.F) {
 	hello := fmt.Sprintf(`{"hello":{"protocol":%d,"version":"1","pod":"m","lease":{"addrs":["198.19.0.2"],"networks":["198.19.0.0/24"]},"state":{"resolvesVIPs":true,"sessions":1}}}`+"\n", api.Protocol)
 	for _, seed := range []string{

@@ -7,7 +7,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// current is the transport session of the moment, or nil. A flow that opens while there is none waits for the next
+// current holds the current transport session, or nil. A flow that opens while there is none waits for the next
 // session.
 type current struct {
 	session wakeup.Value[*transport.Session]

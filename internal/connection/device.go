@@ -26,8 +26,8 @@ const (
 	ownDevices = "kubevpn"
 )
 
-// bringUp creates the device with its routes and names, and starts the netstack in g. For a proxy it only plans the
-// routes and names.
+// bringUp creates the device with its routes and names, and starts the netstack in g. For a proxy it only sets the
+// proxy's routes and names.
 func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	done := r.status.step("Configuring the network")
 	p, err := r.firstPlan(ctx)
@@ -38,7 +38,7 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 		if err := r.apply(ctx, p); err != nil {
 			return err
 		}
-		done("of the proxy; that of this machine does not change")
+		done("of the proxy; the network of this machine does not change")
 		return nil
 	}
 	if r.device, err = freeDevice(); err != nil {
@@ -137,7 +137,7 @@ func (r *routes) runStack(ctx context.Context, stack *netstack.Stack, device tun
 	remove, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	if removeErr := r.cfg.Network.RemoveLink(remove, device.Name()); removeErr != nil {
-		r.log.Info("removing the link", "err", removeErr) // the helper may be gone, and its work with it
+		r.log.Info("cannot remove the link", "err", removeErr) // the helper may have ended, and removed it
 	}
 	if closeErr := device.Close(); closeErr != nil && !errors.Is(closeErr, os.ErrClosed) {
 		err = errors.Join(err, closeErr)

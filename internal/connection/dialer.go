@@ -37,7 +37,7 @@ func (d dialer) DialTCP(ctx context.Context, src, dst netip.AddrPort) (netstack.
 	return flowStream{stream, d.flows.begin(f, end)}, nil
 }
 
-// flowStream is the stream of a flow, which ends with it.
+// flowStream is the stream of a flow. Its Close ends the flow.
 type flowStream struct {
 	*transport.Stream
 	end func()

@@ -30,11 +30,11 @@ import (
 //	  ◀ 101, if the secret belongs to the session
 //	  ═══════════ TLS 1.3, a certificate at each end ═══════════
 //
-// Whoever is on the way reads the secret, which is worth nothing without the key of the ticket's certificate.
+// A program on the path can read the secret, but cannot use it without the key of the ticket's certificate.
 //
-// The addresses come from the cluster, and nobody vouches for them before TLS. The laptop dials none that is special or
+// The addresses come from the cluster, and nothing verifies them before TLS. The laptop dials none that is special or
 // its own, and none that its own routes would send through the tunnel: that conn would carry itself. The plan keeps an
-// address that was reached out of the tunnel (see known).
+// address out of the tunnel once the laptop has reached it (see known).
 
 const (
 	directTimeout  = 3 * time.Second // of a dial, to all addresses at once
@@ -104,7 +104,8 @@ func refuseDirect(to netip.AddrPort) string {
 	return ""
 }
 
-// sourceFor connects a UDP socket, which sends nothing.
+// sourceFor returns the address from which this machine sends to another one. It connects a UDP socket, which sends
+// nothing.
 func sourceFor(to netip.AddrPort) (netip.Addr, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err != nil {
@@ -163,7 +164,7 @@ func (d *direct) reject(to netip.AddrPort) string {
 
 const throughTunnel = "this machine reaches it through the tunnel only"
 
-// tunneled reports whether what is sent from the address enters the connection's own tunnel.
+// tunneled reports whether packets from the address enter the connection's own tunnel.
 func (d *direct) tunneled(from netip.Addr) bool {
 	return !d.cfg.isolated() && !d.cfg.proxied() && slices.Contains(d.view.Load().lease.Addrs, from)
 }
@@ -277,7 +278,7 @@ func race(ctx context.Context, to []netip.AddrPort,
 	return nil, errors.Join(errs...)
 }
 
-// requestUpgrade shows the ticket on conn, and reads the answer and nothing after it. Until the answer, conn ends with
+// requestUpgrade sends the ticket on conn, and reads the answer and nothing after it. Until the answer, conn ends with
 // ctx.
 func requestUpgrade(ctx context.Context, conn net.Conn, ticket string) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
@@ -301,7 +302,7 @@ func readSwitch(r io.Reader) error {
 	var head []byte
 	for one := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")); head = append(head, one...) {
 		if len(head) == maxSwitch {
-			return errors.New("the answer is not the traffic manager's")
+			return errors.New("the answer is not from a traffic manager")
 		}
 		if _, err := io.ReadFull(r, one); err != nil {
 			if len(head) == 0 && errors.Is(err, io.EOF) {
@@ -313,12 +314,12 @@ func readSwitch(r io.Reader) error {
 	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(head)), nil)
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols ||
 		!strings.EqualFold(resp.Header.Get("Upgrade"), api.UpgradeProtocol) {
-		return errors.New("the answer is not the traffic manager's")
+		return errors.New("the answer is not from a traffic manager")
 	}
 	return nil
 }
 
-// directConn names its address in errors. Otherwise they would be explained as the API server's.
+// directConn names its address in errors. Otherwise cluster.Explain would attribute them to the API server.
 type directConn struct {
 	net.Conn
 	to netip.AddrPort
@@ -341,8 +342,8 @@ func (c directConn) error(err error) error {
 	return managerError(fmt.Sprintf("the direct connection to %v", c.to), err)
 }
 
-// keptOut returns the addresses to keep out of the tunnel: those that were reached without it, and the pod's if that
-// of an earlier pod was.
+// keptOut returns the addresses to keep out of the tunnel: those that were reached without it and, if one of them is a
+// pod's, the address of the current pod.
 func keptOut(reached []netip.Addr, state api.ManagerState) []netip.Addr {
 	inPod := func(a netip.Addr) bool {
 		return slices.ContainsFunc(state.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })

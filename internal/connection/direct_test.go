@@ -152,7 +152,7 @@ func TestDirectRejectsOtherListeners(t *testing.T) {
 	t.Cleanup(func() { server.Close() })
 	for addr, want := range map[string]string{
 		other:               "the server is not the traffic manager of this session",
-		web.Addr().String(): "the answer is not the traffic manager's",
+		web.Addr().String(): "the answer is not from a traffic manager",
 		closedPort(t):       "connection refused",
 		"no-port":           "is not HOST:PORT",
 	} {

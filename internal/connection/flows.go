@@ -56,7 +56,7 @@ func (fs *flows) list() []*openFlow {
 }
 
 // LocalSockets are the sockets of this machine, and the programs that have them, by inode. The zero value means that
-// the system does not tell them.
+// the system does not list them.
 type LocalSockets struct {
 	List     []sockets.Socket
 	Programs map[uint32]sockets.Process
@@ -196,7 +196,7 @@ func (l *flowList) addSocket(s *sockets.Socket) {
 	l.rows = append(l.rows, row)
 }
 
-// addRecent adds a flow of whole packets that is not TCP. If the system tells sockets, a UDP flow is open as long as
+// addRecent adds a flow of whole packets that is not TCP. If the system lists sockets, a UDP flow is open as long as
 // its socket.
 func (l *flowList) addRecent(f flow) {
 	own := slices.IndexFunc(l.to.own, func(a netip.Addr) bool { return a.Is4() == f.remote.Addr().Is4() })

@@ -146,7 +146,7 @@ func TestFlowsShowsSocketsInTheSystemNetstack(t *testing.T) {
 		t.Errorf("system: %v", got)
 	}
 	if got := stalls(LocalSockets{}); !slices.Equal(got, []string{"udp5", "udp6"}) {
-		t.Errorf("where the system tells no sockets: %v", got)
+		t.Errorf("where the system lists no sockets: %v", got)
 	}
 	for _, f := range c.Flows(local) {
 		if f.Source.Port() == 1 && (f.Seconds != 0.001 || f.RoundTripTo != api.RoundTripDestination || f.Received != 20) {

@@ -12,13 +12,13 @@ import (
 // Foresight is what the routes of a connection would be.
 type Foresight struct {
 	Routes   []netip.Prefix
-	Overlap  *api.Error // with which `kubevpn connect` would fail; nil: no network of this machine is in the way
+	Overlap  *api.Error // with which `kubevpn connect` would fail; nil: it would not overlap a network of this machine
 	Warnings []string
 }
 
 // Foresee plans the routes of a connection to a cluster with these networks, as far as the user may see them without a
-// traffic manager. It uses the networks of the request. path are addresses that stay outside of the tunnel, and devices
-// the tunnels of connections to the same cluster. It changes nothing.
+// traffic manager. It uses the networks of the request. path contains the addresses that stay outside of the tunnel,
+// and devices the tunnels of connections to the same cluster. It changes nothing.
 func Foresee(found cluster.CIDRs, r api.ConnectRequest, path []netip.Addr, devices []string) (Foresight, error) {
 	p, err := plan(networks{
 		Cluster: slices.Concat(found.Pods, found.Services), Extra: r.ExtraCIDRs, Exclude: r.ExcludeCIDRs, Path: path,

@@ -37,7 +37,7 @@ func (v view) pod() string {
 	return v.hello.Pod
 }
 
-// learn takes a state of the manager.
+// learn stores a state of the manager.
 func (v *view) learn(state api.ManagerState) {
 	v.state = state
 	if state.Gateway != nil {
@@ -138,14 +138,14 @@ func (h *handshake) learn(state api.ManagerState, also func(*report)) {
 	}
 	h.view.Update(func(v *view) { v.learn(state) })
 	v := h.view.Load()
-	h.packets.steer(func(s *steering) { s.gateway = v.gateway }) // it may forward something else
+	h.packets.steer(func(s *steering) { s.gateway = v.gateway }) // other families, or another MTU
 	h.status.change(func(r *report) {
 		r.gateway = v.gatewayServes()
 		also(r)
 	})
 }
 
-// handle takes one message of the manager.
+// handle processes one message of the manager.
 func (h *handshake) handle(m api.ControlMessage) {
 	if m.Names != nil {
 		if left := h.names.apply(fromManager, *m.Names); left > 0 {

@@ -303,7 +303,7 @@ func TestNamesFollowTheNamespace(t *testing.T) {
 	}
 }
 
-// still is a machine that takes what it is told.
+// still is a machine that accepts and counts every change.
 type still struct {
 	Network
 	links, zones int

@@ -19,8 +19,8 @@ import (
 //	device ──┤
 //	         └─ elsewhere ───────────────▶ netstack ─▶ outside: a socket of this process
 //
-// This machine's own networks do not matter there, nor to a proxy. They may have the same addresses as the cluster's;
-// inside, these are the cluster's.
+// This machine's own networks do not matter there, nor to a proxy. An address that they share with a network of the
+// cluster reaches the cluster.
 
 // isolated reports whether the device is in a network namespace of its own.
 func (c *Config) isolated() bool { return c.Dial != nil }
@@ -28,7 +28,7 @@ func (c *Config) isolated() bool { return c.Dial != nil }
 // proxied reports whether there is no device, because programs use a proxy of this process.
 func (c *Config) proxied() bool { return c.Lookup != nil }
 
-// netstack returns the netstack of the request. A proxy needs none, and as with gvisor the traffic manager dials.
+// netstack returns the netstack of the request. A proxy needs none: the traffic manager dials, as with gvisor.
 func (c *Config) netstack() string {
 	if c.proxied() {
 		return api.NetstackGVisor
@@ -48,8 +48,7 @@ func (c *Config) overlaps(prefixes []netip.Prefix, device string) ([]route.Overl
 	return found, nil
 }
 
-// prober returns a prober that resolves and dials as programs that use the device do. Those that use a proxy dial with
-// dial.
+// prober returns a prober that resolves and dials as programs do: through the device, or with dial if they use a proxy.
 func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.Conn, error)) prober {
 	p := prober{
 		dial:     new(net.Dialer).DialContext,
@@ -57,7 +56,7 @@ func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.
 	}
 	if s.cfg.isolated() {
 		p.dial = s.cfg.Dial
-		// resolv.conf is this machine's
+		// the resolv.conf of this machine does not name the resolver of the device's namespace
 		p.resolver.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return s.cfg.Dial(ctx, network, netip.AddrPortFrom(s.view.Load().lease.Resolver, 53).String())
 		}
@@ -78,7 +77,7 @@ func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.
 	return p
 }
 
-// dialer returns what dials for the flows from the device.
+// dialer returns the Dialer for the flows from the device.
 func (s *shared) dialer() netstack.Dialer {
 	d := dialer{s.current, s.hosts, s.flows}
 	if !s.cfg.isolated() {

@@ -29,8 +29,8 @@ const (
 	maxHosts = 256
 	// hostTick is how often routes look for hosts that nothing uses.
 	hostTick = 2 * time.Second
-	// establishedTime is the time after which a TCP flow without packets has ended. It is that of netfilter, which
-	// forgets the flow in the traffic gateway.
+	// establishedTime is the time after which a TCP flow without packets has ended. Netfilter in the traffic gateway
+	// forgets a flow after the same time.
 	establishedTime = 5 * 24 * time.Hour
 )
 
@@ -66,7 +66,7 @@ type host struct {
 
 // hostFlow is a flow to a host.
 type hostFlow struct {
-	streams  int       // of the netstack; they tell the end themselves
+	streams  int       // of the netstack; they report their end themselves
 	seen     bool      // a packet was seen since last
 	last     time.Time // when sweep found seen
 	answered bool      // TCP: the far end has accepted it
@@ -140,7 +140,7 @@ func (h *hosts) covers(name string) bool {
 
 func trimName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// add remembers addresses for their TTL. It returns what is closed when a plan has seen each.
+// add remembers addresses for their TTL. It returns a channel for each, which is closed when a plan has seen it.
 func (h *hosts) add(found []hostRecord) (settled []<-chan struct{}) {
 	now, added, full := time.Now(), false, false
 	h.mu.Lock()
@@ -206,7 +206,7 @@ func (h *hosts) wanted() []netip.Addr {
 	return out
 }
 
-// settle stores which hosts a plan that is applied has refused, and lets their answers go.
+// settle stores which hosts an applied plan has refused, and releases the answers that wait for it.
 func (h *hosts) settle(p planned) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -223,7 +223,7 @@ func (h *hosts) settle(p planned) {
 }
 
 // fail refuses the hosts that no plan has settled, after their plan could not be applied. It reports whether there are
-// any: a plan without them may be applied.
+// any: applying a plan without them may succeed.
 func (h *hosts) fail(err error) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -277,7 +277,7 @@ func (h *hosts) sweep() bool {
 	return true
 }
 
-// timeout returns how long a flow goes on without packets.
+// timeout returns how long a flow stays open without packets.
 func (s *hostFlow) timeout() time.Duration {
 	if s.answered && s.fins == 0 {
 		return establishedTime

@@ -88,15 +88,15 @@ func flowOf(h *packet.Header, p []byte, remote netip.Addr) (flow, bool) {
 }
 
 const (
-	// flowTime is the shortest time for which recent remembers a flow without packets; the longest is twice that. It is
-	// that of netfilter.
+	// flowTime is the shortest time for which recent remembers a flow without packets; the longest is twice that.
+	// Netfilter uses the same time.
 	flowTime = 2 * time.Minute
 	// maxFlows limits the flows of each half of recent: 2 MB in all.
 	maxFlows = 16384
 )
 
-// recent is the flows that the laptop used in the last minutes, in two sets: run forgets the older one at once. It is
-// safe for concurrent use. It reads no clock and allocates nothing for a packet of a known flow.
+// recent remembers the flows that the laptop used in the last minutes, in two sets: run discards the older set as a
+// whole. It is safe for concurrent use. It reads no clock and allocates nothing for a packet of a known flow.
 type recent struct {
 	mu          sync.Mutex
 	now, before map[flow]struct{}

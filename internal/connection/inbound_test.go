@@ -76,7 +76,7 @@ func (r *packetRig) passes(stream io.Writer, b []byte) bool {
 func TestNewFlowsFromTheTunnelAreDenied(t *testing.T) {
 	for _, netstack := range []string{api.NetstackGVisor, api.NetstackSystem} {
 		t.Run(netstack, func(t *testing.T) {
-			r := newL3Rig(t)
+			r := newPacketRig(t)
 			stream := <-r.streams
 			r.s.hasGateway(api.Gateway{MTU: 1450, IPv4: true}, netstack)
 			peers := []string{other}
@@ -130,7 +130,7 @@ func TestNewFlowsFromTheTunnelAreDenied(t *testing.T) {
 
 // A program on another laptop learns at once that the port is closed.
 func TestDeniedFlowsAreReported(t *testing.T) {
-	r := newL3Rig(t)
+	r := newPacketRig(t)
 	stream := <-r.streams
 	r.s.hasGateway(api.Gateway{MTU: 1450, IPv4: true}, api.NetstackSystem)
 	r.deliver(stream, udpPacket(pod, laptop, 53, 5353), tcpPacket(other, laptop, 8080, syn))

@@ -37,8 +37,8 @@ func (r *routes) learn(ctx context.Context, g *errgroup.Group) error {
 	return r.names.await(ctx, r.log)
 }
 
-// lacking reports whether the manager may be unable to tell all of the cluster's networks: it lacks rights, or guesses
-// networks from the Services of some namespaces only.
+// lacking reports whether the manager may not know all of the cluster's networks: it lacks rights, or guesses networks
+// from the Services of some namespaces only.
 func lacking(state api.ManagerState) bool {
 	return len(state.PodCIDRs) == 0 || len(state.ServiceCIDRs) == 0 || len(state.Namespaces) > 0 ||
 		slices.ContainsFunc(state.Missing, func(m string) bool {
@@ -87,7 +87,7 @@ func (r *routes) learnInner() {
 		}
 		found, err := r.cfg.overlaps([]netip.Prefix{p}, r.device)
 		if err != nil {
-			r.log.Warn("looking for overlaps", "err", err)
+			r.log.Warn("cannot look for overlaps", "err", err)
 		}
 		if len(found) > 0 {
 			r.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: %v", p, found[0]))
@@ -135,7 +135,7 @@ func (r *routes) known() networks {
 	return n
 }
 
-// networksOf returns the networks that the manager tells, each with its source.
+// networksOf returns the networks that the manager reports, each with its source.
 func networksOf(state api.ManagerState) (out []cluster.CIDR) {
 	add := func(prefixes, stated []netip.Prefix, statedBy, guessed cluster.Source) {
 		var known, rest netipx.IPSetBuilder

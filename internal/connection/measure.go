@@ -20,7 +20,7 @@ import (
 // measureTimeout limits what Measure does.
 const measureTimeout = 15 * time.Second
 
-// Measurement is what a session of a moment shows of the traffic manager and its transports.
+// Measurement describes a traffic manager and its transports.
 type Measurement struct {
 	Hello      api.ManagerHello
 	Transports []api.Transport // with the round trip and the rate of those that work
@@ -42,11 +42,11 @@ func Measure(ctx context.Context, c *cluster.Cluster, namespace, pod string) (Me
 		cancel()
 		<-ended
 	}()
-	hello, err := m.greeting(ctx)
+	hello, err := m.awaitHello(ctx)
 	if err != nil {
 		return Measurement{}, c.ExplainContext(ctx, err)
 	}
-	// Its error is the end of the time: then some are not measured.
+	// An error means that the time is over: the other transports stay TransportTrying.
 	_, _ = m.prober.Await(ctx, func(s transport.ProberStatus) bool {
 		return s.Fallback.RTT > 0 && !slices.ContainsFunc(s.Preferred, func(p transport.PreferredStatus) bool {
 			return p.State == transport.PreferredTrying
@@ -89,7 +89,7 @@ func newMeasuring(c *cluster.Cluster, namespace, pod string) *measuring {
 	return m
 }
 
-// fail reports the first error.
+// fail stores an error, unless there is an earlier one.
 func (m *measuring) fail(err error) {
 	select {
 	case m.failed <- err:
@@ -97,8 +97,8 @@ func (m *measuring) fail(err error) {
 	}
 }
 
-// greeting waits for the manager's hello.
-func (m *measuring) greeting(ctx context.Context) (*api.ManagerHello, error) {
+// awaitHello returns the manager's hello.
+func (m *measuring) awaitHello(ctx context.Context) (*api.ManagerHello, error) {
 	select {
 	case hello := <-m.hello:
 		return hello, nil

@@ -22,7 +22,7 @@ const (
 	objectNameTime    = time.Minute     // an address may become another pod's
 	objectNameTimeout = 3 * time.Second // limits one look-up
 	objectNameWorkers = 4
-	objectNameQueue   = 64 // look-ups that wait; others are asked for again
+	objectNameQueue   = 64 // look-ups that wait; if it is full, a later get asks again
 )
 
 // objectNames are the names of the Services and pods that have addresses. A look-up asks cluster DNS for the reverse
@@ -105,7 +105,7 @@ func (h *hosts) nameOf(a netip.Addr) string {
 	return ""
 }
 
-// lookUpObject asks cluster DNS, and then the API server with the user's rights. What fails leaves the name empty.
+// lookUpObject asks cluster DNS, and then the API server with the user's rights. If neither answers, the name is empty.
 func (c *Connection) lookUpObject(ctx context.Context, a netip.Addr) api.ObjectName {
 	name, err := c.serviceAt(ctx, a)
 	if err == nil && name.Name != "" {

@@ -16,13 +16,13 @@ import (
 	"kubevpn/pkg/datapath/netstack"
 )
 
-// outside dials addresses that are not the cluster's, as any program of this machine does.
+// outside dials addresses outside of the cluster, as any program of this machine does.
 type outside struct{}
 
 var _ netstack.Dialer = outside{}
 
-// DialOutside connects to an address that is not the cluster's, for a program that reaches the cluster through a proxy.
-// It rejects addresses that stand for the host itself, as a device does.
+// DialOutside connects to an address outside of the cluster, for a program that reaches the cluster through a proxy. It
+// rejects addresses that stand for the host itself, as a device does.
 func DialOutside(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 	return outside{}.dial(ctx, network, to)
 }
@@ -69,7 +69,7 @@ func (p udpPackets) WritePacket(b []byte) error {
 	return err
 }
 
-// DialEcho pings with a socket that needs no privilege. If the system or this user has none, pings get no answer.
+// DialEcho pings with a socket that needs no privilege. If this user may not open one, pings get no answer.
 func (outside) DialEcho(_ context.Context, _, dst netip.Addr) (netstack.PacketStream, error) {
 	e := &echo{dst: dst, protocol: 1, request: ipv4.ICMPTypeEcho, reply: ipv4.ICMPTypeEchoReply}
 	network, any := "udp4", "0.0.0.0"

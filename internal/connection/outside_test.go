@@ -133,16 +133,16 @@ func TestOutsideEchoIsAnswered(t *testing.T) {
 	}
 }
 
-// told is a Dialer that says which it is.
-type told struct{ err error }
+// failing is a Dialer that returns its own error.
+type failing struct{ err error }
 
-func (d told) DialTCP(context.Context, netip.AddrPort, netip.AddrPort) (netstack.Stream, error) {
+func (d failing) DialTCP(context.Context, netip.AddrPort, netip.AddrPort) (netstack.Stream, error) {
 	return nil, d.err
 }
-func (d told) DialUDP(context.Context, netip.AddrPort, netip.AddrPort) (netstack.PacketStream, error) {
+func (d failing) DialUDP(context.Context, netip.AddrPort, netip.AddrPort) (netstack.PacketStream, error) {
 	return nil, d.err
 }
-func (d told) DialEcho(context.Context, netip.Addr, netip.Addr) (netstack.PacketStream, error) {
+func (d failing) DialEcho(context.Context, netip.Addr, netip.Addr) (netstack.PacketStream, error) {
 	return nil, d.err
 }
 
@@ -155,7 +155,7 @@ func TestSplitSendsOtherTrafficOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster, elsewhere := errors.New("cluster"), errors.New("elsewhere")
-	d := split{cluster: told{cluster}, elsewhere: told{elsewhere}, routed: routed.Contains}
+	d := split{cluster: failing{cluster}, elsewhere: failing{elsewhere}, routed: routed.Contains}
 	steer := &steering{system: true, gateway: &api.Gateway{IPv4: true, IPv6: true}, resolver: netip.MustParseAddr("10.96.0.53"), routed: routed}
 	for _, tt := range []struct {
 		dst   string

@@ -24,10 +24,10 @@ import (
 const mtu = 65520
 
 // steering decides which packets cross the tunnel whole, and which of those that arrive the laptop's kernel receives.
-// Those in packetPath.steering never change: steer replaces them.
+// The value in packetPath.steering never changes: steer replaces it.
 type steering struct {
 	own      []netip.Addr   // the laptop's inner addresses, IPv4 first; written by handshake
-	resolver netip.Addr     // answers DNS inside the tunnel: the netstack's, although in an inner network; by handshake
+	resolver netip.Addr     // answers DNS in the netstack, with an address of an inner network; by handshake
 	gateway  *api.Gateway   // the last one that the manager had; by handshake
 	inner    []netip.Prefix // networks of laptops; by routes
 	routed   *netipx.IPSet  // the cluster's networks if the device is isolated, else nil; by routes
@@ -75,7 +75,7 @@ func (s *steering) accepts(h *packet.Header) bool {
 	return h.Version == 4 && s.system4() || h.Version == 6 && s.system6() || s.isInner(h.Src)
 }
 
-// isInner reports whether the address is a laptop's.
+// isInner reports whether the address belongs to a laptop.
 func (s *steering) isInner(a netip.Addr) bool {
 	return slices.ContainsFunc(s.inner, func(p netip.Prefix) bool { return p.Contains(a) })
 }
@@ -187,7 +187,7 @@ func (p *packetPath) barriersOf(ts *transport.Session) *packetlink.Barriers {
 	return p.barriers
 }
 
-// packetStream is gone for its writer as soon as nobody reads from it.
+// packetStream tells its writer when its reader has ended.
 type packetStream struct {
 	*transport.Stream
 	ended chan struct{}

@@ -20,16 +20,16 @@ import (
 	"kubevpn/pkg/wire/transport/transporttest"
 )
 
-// packetRig is a session's device and streams, with a traffic manager of the test's own at the other end.
+// packetRig is the device and the packet streams of a session. The test is the traffic manager at the other end.
 type packetRig struct {
 	t       *testing.T
 	s       *Connection
 	app     *tuntest.Device // the laptop's kernel
 	streams chan *transport.Stream
-	frames  chan []byte // what came by the streams
+	frames  chan []byte // received over the streams
 }
 
-func newL3Rig(t *testing.T) *packetRig {
+func newPacketRig(t *testing.T) *packetRig {
 	r := &packetRig{t: t, s: newTestConnection(t), streams: make(chan *transport.Stream, 16), frames: make(chan []byte, 16)}
 	lease := api.Lease{Addrs: addrs("198.19.4.9 fd4e:19c6:8b7a::4:9"), Resolver: addrs("198.19.0.53")[0], Networks: prefixes("198.19.0.0/16")}
 	r.s.view.Update(func(v *view) { v.lease = lease })
@@ -99,13 +99,13 @@ func (r *packetRig) emit(src, dst string) {
 	}
 }
 
-// crossed is the destination of the next packet that came by a stream.
+// crossed returns the destination of the next packet from a stream.
 func (r *packetRig) crossed() string {
 	r.t.Helper()
 	return r.next().Dst.String()
 }
 
-// crossedTo is the next packet that came by a stream, which must be to dst.
+// crossedTo returns the next packet from a stream, which must be to dst.
 func (r *packetRig) crossedTo(dst string) packet.Header {
 	r.t.Helper()
 	h := r.next()
@@ -115,7 +115,7 @@ func (r *packetRig) crossedTo(dst string) packet.Header {
 	return h
 }
 
-// next is the next packet that came by a stream.
+// next returns the next packet from a stream.
 func (r *packetRig) next() packet.Header {
 	r.t.Helper()
 	select {
@@ -168,7 +168,7 @@ func (r *packetRig) deliver(stream io.Writer, packets ...[]byte) {
 
 // The netstack decides which packets cross whole, and may change while packets flow.
 func TestOnlyPacketsToLaptopsCrossWhole(t *testing.T) {
-	r := newL3Rig(t)
+	r := newPacketRig(t)
 	stream := <-r.streams
 
 	r.emit("198.19.4.9", "198.19.7.7")
@@ -219,7 +219,7 @@ func TestOnlyPacketsToLaptopsCrossWhole(t *testing.T) {
 func TestPacketsFromOtherSourcesAreDropped(t *testing.T) {
 	for _, netstack := range []string{api.NetstackGVisor, api.NetstackSystem} {
 		t.Run(netstack, func(t *testing.T) {
-			r := newL3Rig(t)
+			r := newPacketRig(t)
 			r.s.hasGateway(api.Gateway{MTU: 1450, IPv4: true}, netstack)
 			own, pod := "198.19.4.9", "10.244.0.2"
 			if netstack == api.NetstackSystem {
@@ -249,7 +249,7 @@ func TestPacketsFromOtherSourcesAreDropped(t *testing.T) {
 		})
 	}
 	t.Run("a device in a namespace of its own has no neighbours", func(t *testing.T) {
-		r := newL3Rig(t)
+		r := newPacketRig(t)
 		r.s.packets.steer(func(s *steering) { s.foreign = true })
 		r.s.routes.steerIsolated(prefixes("10.244.0.0/16 198.19.0.0/16"))
 		r.emit("172.18.0.2", "10.244.0.2")
@@ -261,7 +261,7 @@ func TestPacketsFromOtherSourcesAreDropped(t *testing.T) {
 
 // A broken stream is opened again; a new transport session opens all of them again.
 func TestPacketStreamsAreReopened(t *testing.T) {
-	r := newL3Rig(t)
+	r := newPacketRig(t)
 	r.s.packets.steer(func(s *steering) { s.open = inbound{{All: true}} })
 	for name, end := range map[string]func(stream *transport.Stream){
 		"reset":    func(stream *transport.Stream) { stream.Reset() },

@@ -58,7 +58,7 @@ func (n networks) hasIPv6() bool {
 //	stated by the cluster  private or allowed ─▶ routed     public ─▶ Ask        meets a local network ─▶ Overlaps
 //	guessed                private or allowed ─▶ routed     public ─▶ a warning  meets a local network ─▶ shrinks, warns
 //
-// Nothing that the cluster says makes it fail. An error is that of the function Overlaps.
+// Nothing that the cluster says makes plan fail: an error comes from the function Overlaps.
 func plan(n networks) (planned, error) {
 	p := newPlanner(n)
 	for _, c := range n.Cluster {
@@ -433,7 +433,7 @@ func widened(zones []string) []string {
 	return slices.Compact(out)
 }
 
-// reverseDomain returns the reverse name of a without its first labels, as many as skip says.
+// reverseDomain returns the reverse name of a without its first skip labels.
 func reverseDomain(a netip.Addr, skip int) string {
 	name, err := mdns.ReverseAddr(a.String())
 	if err != nil {
@@ -453,7 +453,7 @@ func sharedInner(p netip.Prefix) bool {
 // deviceName returns the name of the machine's tunnel with that number. All users of a machine share the numbers.
 func deviceName(n int) string { return fmt.Sprintf("%s%d", ownDevices, n) }
 
-// leased returns a lease that the laptop can use, with the IPv4 address first.
+// leased checks a lease, and returns it with the IPv4 address first.
 func leased(l api.Lease) (api.Lease, error) {
 	if err := checkLease(l); err != nil {
 		return api.Lease{}, err

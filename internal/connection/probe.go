@@ -121,7 +121,7 @@ func (p prober) checkTCP(ctx context.Context, what string, target netip.AddrPort
 	conn, err := p.connect(ctx, target)
 	if err != nil {
 		c.Seen = seen(err)
-		// The refusal is the pod's own, so the tunnel reaches it.
+		// The pod itself refuses, so the tunnel reaches it.
 		c.OK = what == "pod" && errors.Is(err, syscall.ECONNREFUSED)
 		return c
 	}
@@ -147,8 +147,7 @@ func (p prober) connect(ctx context.Context, target netip.AddrPort) (conn net.Co
 	return conn, err
 }
 
-// checkDNS asks cluster DNS over UDP, without this machine's resolver. Any answer passes, also that the name does not
-// exist.
+// checkDNS asks cluster DNS over UDP, without this machine's resolver. Any answer passes, also NXDOMAIN.
 func (p prober) checkDNS(ctx context.Context, server netip.AddrPort, name string) api.Check {
 	c := api.Check{What: "dns"}
 	if !server.IsValid() {

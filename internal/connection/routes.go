@@ -78,7 +78,7 @@ func (r *routes) maintain(ctx context.Context) error {
 				continue
 			}
 			if err := r.learnOwn(ctx); err != nil {
-				r.log.Info("renewing the view of the cluster's networks", "err", err)
+				r.log.Info("cannot renew the view of the cluster's networks", "err", err)
 				continue
 			}
 		case <-r.changed:
@@ -95,7 +95,7 @@ func (r *routes) maintain(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			// The state that was applied before still works, so flows must not end. (If the helper has ended, the
 			// owner of this connection ends it.)
-			r.log.Warn("applying a change of the cluster's networks; trying again", "err", err, "in", applyAgain)
+			r.log.Warn("cannot apply a change of the cluster's networks; trying again", "err", err, "in", applyAgain)
 			again.Reset(applyAgain)
 		}
 	}
@@ -147,8 +147,8 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	}
 	match, search, left := r.zone.domains(v.state.DNSDomain, p.Cluster)
 	link := api.Link{
-		Name: r.device, MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named, Resolver: v.lease.Resolver,
-		MatchDomains: match, SearchDomains: search,
+		Name: r.device, MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named,
+		Resolver: v.lease.Resolver, MatchDomains: match, SearchDomains: search,
 	}
 	switch {
 	case r.cfg.proxied():

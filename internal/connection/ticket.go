@@ -22,7 +22,8 @@ const (
 	maxTicket     = 64 << 10        // bytes
 )
 
-// tickets caches the ticket of the current session. With a ticket the laptop dials the manager over api-proxy.
+// tickets caches the ticket of the current session. With a ticket the laptop dials the manager over api-proxy
+// or direct.
 type tickets struct {
 	turn    chan struct{} // a mutex that ctx can interrupt: it is held while it contains a value
 	session *transport.Session

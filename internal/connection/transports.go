@@ -23,7 +23,7 @@ import (
 )
 
 // transports dials api-proxy and direct, and describes all transports. A session begins over a port-forward. It gives
-// the laptop a ticket, with which the laptop dials the manager in other ways as well:
+// the laptop a ticket, with which the laptop dials the manager over the other transports as well:
 //
 //	port-forward:  TLS ─ API server ─ TLS ─ kubelet ─ container runtime ─ 127.0.0.1 of the pod
 //	api-proxy:     TLS ─ API server ─ TCP ─ the pod's IP; inside, TLS of kubevpn's own, with the ticket's certificates
@@ -160,8 +160,8 @@ func (c *ticketConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// managerError marks err as the traffic manager's. An end of the connection or a TLS alert would otherwise be explained
-// as the API server's.
+// managerError attributes err to the traffic manager. Otherwise cluster.Explain would attribute the end of a connection
+// or a TLS alert to the API server.
 func managerError(doing string, err error) error {
 	if said := (*api.Error)(nil); errors.As(err, &said) {
 		return fmt.Errorf("%s: %w", doing, err)
@@ -208,7 +208,7 @@ func (t *transports) awaitForced(ctx context.Context) error {
 	return nil
 }
 
-// describe returns the transport in use, and the state of all. The connection has been up since then.
+// describe returns the transport in use, and the state of all. since is the time when the connection came up.
 func (t *transports) describe(since time.Time) (inUse string, all []api.Transport) {
 	status := t.prober.Load()
 	inUse = t.pods.Transport()

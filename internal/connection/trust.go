@@ -81,7 +81,7 @@ func checkDefaults(r *api.ConnectRequest) error {
 	return nil
 }
 
-// firstOf returns a list in short.
+// firstOf returns the first element of a list, and how many more there are.
 func firstOf[T any](list []T) string {
 	text := fmt.Sprint(list[0])
 	if len(list) > 1 {
@@ -90,7 +90,7 @@ func firstOf[T any](list []T) string {
 	return text
 }
 
-// defaultsError asks for what the client defaults add by a setting.
+// defaultsError asks for consent to what a setting of the client defaults adds.
 func defaultsError(what, text string, setting api.Setting, needs *api.Consent) *api.Error {
 	err := api.Errorf(api.ExitConsent, "the client defaults of the cluster add %s only if you allow it: %s (%s)", what,
 		text, setting.Source)
@@ -145,7 +145,7 @@ func innerNetwork(p netip.Prefix) bool {
 		})
 }
 
-// checkLease returns an error if the addresses of a lease cannot be this laptop's.
+// checkLease returns an error if this laptop must not use the addresses of a lease.
 func checkLease(l api.Lease) error {
 	reject := func(format string, args ...any) error {
 		return api.Errorf(api.ExitIncompatible, "the traffic manager leases this laptop "+format, args...).

@@ -57,7 +57,7 @@ func (r *routes) findUpstream(ctx context.Context) string {
 	}
 	interfaces, err := net.Interfaces()
 	if err != nil {
-		r.log.Info("looking for tunnels of the other kubevpn", "err", err)
+		r.log.Info("cannot look for tunnels of the other kubevpn", "err", err)
 		return ""
 	}
 	links := map[string][]netip.Addr{}

@@ -60,7 +60,7 @@ func (z *zone) domains(domain string, reverse []netip.Prefix) (match, search []s
 	match, left = matchDomains(append([]string{domain}, extra...), reverseDomains(reverse), z.names.matchable())
 	search = []string{z.namespace.Load() + ".svc." + domain, "svc." + domain, domain}
 	// The helper rejects some domains, for example public suffixes. One of them must not keep it from the others.
-	// Excluded ones are not the cluster's.
+	// The cluster does not answer for excluded ones.
 	rejected := func(d string) bool {
 		return osdns.CheckDomain(d) != nil || dns.IsUnderAny(d, z.cfg.Request.ExcludeDomains)
 	}
