@@ -80,8 +80,8 @@ func (cs *connections) connect(
 	return t.status(), nil
 }
 
-// hold is connect for a request that needs the connection until release: before, the connection ends only if it fails
-// or a user ends it. release ends it if no request has retained it.
+// hold is connect for a request that needs the connection until release: until then, the connection ends only if it
+// fails or a user ends it. release ends it if no request has retained it.
 func (cs *connections) hold(
 	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
 ) (*connectionTask, error) {
@@ -137,8 +137,8 @@ func (cs *connections) otherUser(ids cluster.IDs) *connectionTask {
 	return nil
 }
 
-// choose returns the connection for req: current, or a new one if there is a helper. The networks of two connections to
-// one cluster would overlap. cs.mu is held.
+// choose returns the connection for req: current, or a new one if there is a helper. It rejects a second connection to
+// one cluster, because their networks would overlap. cs.mu is held.
 func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 	current *connectionTask) (*connectionTask, <-chan struct{}, error) {
 	other := cs.otherUser(ids)
@@ -271,7 +271,7 @@ func (cs *connections) counts() (connections int, helper bool) {
 	return cs.active(), cs.host != nil
 }
 
-// starter returns what started the helper, or "" if there is none, or another Helper than the client of a process.
+// starter returns what started the helper process, or "" if there is none.
 func (cs *connections) starter() string {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

@@ -97,7 +97,7 @@ type daemon struct {
 	quit        wakeup.Signal   // raised when a request asks the daemon to end
 	recheck     wakeup.Signal   // raised when busy may return something else
 	requests    atomic.Int64    // in progress
-	ending      context.Context // ends when followers of what happens must end
+	ending      context.Context // ends when the responses that follow events must end
 	end         context.CancelFunc
 }
 
@@ -175,5 +175,5 @@ func (d *daemon) waitForEnd(ctx context.Context) {
 	}
 }
 
-// busy reports whether the daemon has a reason to stay. Every change that makes it false calls wake.
+// busy reports whether the daemon has a reason to stay. Every change that makes it false raises recheck.
 func (d *daemon) busy() bool { return d.requests.Load() > 0 || d.connections.inUse() }

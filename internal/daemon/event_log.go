@@ -18,29 +18,29 @@ type eventLog struct {
 }
 
 // add appends e, and sets its time if it has none. After close it does nothing, because no request waits any more.
-func (f *eventLog) add(e api.Event) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed {
+func (l *eventLog) add(e api.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
 		return
 	}
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
-	f.events = append(f.events, e)
-	f.more.Send()
+	l.events = append(l.events, e)
+	l.more.Send()
 }
 
 // since returns the events from index i on, and a channel that is closed when there are more.
-func (f *eventLog) since(i int) ([]api.Event, <-chan struct{}) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.events[i:len(f.events):len(f.events)], f.more.Next()
+func (l *eventLog) since(i int) ([]api.Event, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.events[i:len(l.events):len(l.events)], l.more.Next()
 }
 
 // close makes add do nothing. The events can still be read.
-func (f *eventLog) close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.closed = true
+func (l *eventLog) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
 }

@@ -25,7 +25,7 @@ type flowSource interface {
 	Status() api.Connection
 	// Flows returns the open flows. Stall is set if bytes wait now.
 	Flows(local connection.LocalSockets) []api.Flow
-	// NameOf returns the name of what has the address, if it is known; it does not block.
+	// NameOf returns the name of the Service, pod or host with the address, if it is known; it does not block.
 	NameOf(a netip.Addr) api.ObjectName
 }
 
@@ -131,7 +131,7 @@ func (s *flowSampler) sample(now time.Time, limit int) api.FlowList {
 	if limit > 0 && len(out.Items) > limit {
 		out.Items = slices.Clip(out.Items[:limit])
 	}
-	for i := range out.Items { // only what is shown is looked up
+	for i := range out.Items { // look up only the names that are shown
 		f := &out.Items[i]
 		f.Name = sources[f.Connection].NameOf(f.Destination.Addr())
 	}
@@ -194,7 +194,7 @@ func (s *flowSampler) localSockets(sources map[string]flowSource) (connection.Lo
 	if len(unknown) > 0 {
 		owners, ownersErr := s.owners(unknown)
 		for inode := range unknown {
-			programs[inode] = owners[inode] // also that it is unknown: the answer would be the same
+			programs[inode] = owners[inode] // also if it is unknown: another look would not find it
 		}
 		err = ownersErr
 	}
@@ -202,7 +202,7 @@ func (s *flowSampler) localSockets(sources map[string]flowSource) (connection.Lo
 	return connection.LocalSockets{List: found, Programs: programs}, err
 }
 
-// flowWarnings tells what the list lacks. err is that of the list of sockets.
+// flowWarnings returns what the list lacks. err is the error of listing sockets.
 func flowWarnings(sources map[string]flowSource, err error) (warnings []string) {
 	if err == nil || len(sources) == 0 {
 		return nil
@@ -211,10 +211,10 @@ func flowWarnings(sources map[string]flowSource, err error) (warnings []string) 
 		return []string{"the programs of flows are unknown, and TCP flows of the system netstack are missing: " +
 			err.Error()}
 	}
-	warnings = []string{"this system does not tell the programs of flows"}
+	warnings = []string{"this system does not report the programs of flows"}
 	for id, source := range sources {
 		if source.Status().Netstack == api.NetstackSystem {
-			warnings = append(warnings, "this system does not tell the TCP flows of the system netstack: "+id)
+			warnings = append(warnings, "this system does not report the TCP flows of the system netstack: "+id)
 		}
 	}
 	return warnings

@@ -130,7 +130,7 @@ func TestSamplerAsksForEachProgramOnce(t *testing.T) {
 	}
 }
 
-func TestFlowsTellsWhatTheSystemDoesNot(t *testing.T) {
+func TestFlowWarningsNameWhatTheSystemDoesNotReport(t *testing.T) {
 	s := samplerOf(&listed{})
 	for _, tt := range []struct {
 		err      error

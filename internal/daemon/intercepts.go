@@ -335,7 +335,7 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
 			return nil, api.Errorf(api.ExitUsage, "%s is intercepted %d times", name, len(found)).
 				WithHint("specify its namespace with -n, or one of %s", strings.Join(ids, ", "))
 		}
-		for _, i := range found { // one that goes to this machine, and a clone
+		for _, i := range found { // two if both this machine and a clone are targets
 			if !slices.Contains(out, i) {
 				out = append(out, i)
 			}

@@ -88,7 +88,7 @@ func (cs *connections) serveMetrics(req api.ConnectRequest) error {
 			cs.logger.Warn("metrics are no longer served", "err", err)
 		}
 	})
-	cs.logger.Info("metrics", "address", at)
+	cs.logger.Info("serving metrics", "address", at)
 	return nil
 }
 

@@ -34,8 +34,8 @@ func (n *proxyNetwork) pac(address string) []byte {
 	return fmt.Appendf(nil, pacText, text(domains), text(networks), text("PROXY "+address))
 }
 
-// pacText has the domains, the networks and the proxy. Browsers cannot send a password to a SOCKS5 proxy, so it names
-// the HTTP proxy.
+// pacText is a format with the domains, the networks and the proxy. Browsers cannot send a password to a SOCKS5 proxy,
+// so it names the HTTP proxy.
 const pacText = `function FindProxyForURL(url, host) {
   var domains = %s, networks = %s, proxy = %s;
   host = host.toLowerCase();

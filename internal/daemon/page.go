@@ -96,8 +96,8 @@ func (p *servedPage) lastRequest() api.PageRequest {
 	return p.asked
 }
 
-// pageHandler is what the page may ask. Nothing of it changes a connection or an intercept; only requests makes agents
-// record.
+// pageHandler serves the requests that the page may send. None of them changes a connection or an intercept; only
+// /requests makes agents record.
 func (d *daemon) pageHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /updates", d.handleUpdates)

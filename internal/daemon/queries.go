@@ -17,8 +17,8 @@ const (
 	maxQueriesQueue = 256 // that wait for one follower
 )
 
-// queryLog remembers the last queries that went to a cluster. What goes to other nameservers is private: it is
-// remembered nowhere, and only followers who ask for it learn it. It is safe for concurrent use.
+// queryLog remembers the last queries that went to a cluster. Queries to other nameservers are private: it does not
+// remember them, and sends them only to followers that ask for all queries. It is safe for concurrent use.
 type queryLog struct {
 	all atomic.Int64 // followers of every query
 

@@ -13,7 +13,7 @@ func (d *daemon) handleRequests(w http.ResponseWriter, r *http.Request) {
 	d.serveRequests(w, r, func(*api.RequestsRequest) {})
 }
 
-// serveRequests answers lines of Record, of the request as change leaves it.
+// serveRequests answers a request with lines of Record, after change has changed the request.
 func (d *daemon) serveRequests(w http.ResponseWriter, r *http.Request, change func(*api.RequestsRequest)) {
 	var req api.RequestsRequest
 	if !d.read(w, r, &req) {
@@ -42,7 +42,7 @@ func (is *intercepts) requests(ctx context.Context, req api.RequestsRequest, emi
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	for _, t := range found { // one that goes to this machine, and a clone
+	for _, t := range found { // two if both this machine and a clone are targets
 		g.Go(func() error {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()

@@ -77,7 +77,7 @@ func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg interc
 	return releasing{i, own}, nil
 }
 
-// releasing is an Intercept that uses a Cluster alone.
+// releasing is an Intercept that owns its Cluster.
 type releasing struct {
 	Intercept
 	cluster *cluster.Cluster

@@ -9,8 +9,8 @@
 //	                                                         ▼
 //	                             Local: pkg/datapath/tun, pkg/host/route, pkg/host/osdns
 //
-// Where the service is installed (internal/service), systemd starts `kubevpn helper` in place of sudo, for a connection
-// to its socket. The helper then accepts only what the policy of root allows (Policy), whatever the user allowed.
+// If the service is installed (internal/service), systemd starts `kubevpn helper` in place of sudo, for a connection to
+// its socket. The helper then accepts only what the policy of root allows (Policy), whatever the user allowed.
 //
 // The helper accepts requests only from the socket that it was started with. When the daemon ends, in whatever way,
 // the socket ends: the kernel removes the TUN device and its routes, and the helper removes the rest and exits. When

@@ -97,7 +97,7 @@ func second(ctx context.Context, ready *os.File) error {
 	}
 	uid, err := caller(int(socket.Fd()))
 	cfg := LocalConfig{UID: uid}
-	if err = greet(socket, cfg, err); err != nil {
+	if err = reportReady(socket, cfg, err); err != nil {
 		return errors.Join(err, socket.Close(), ready.Close())
 	}
 	if _, err := ready.Write([]byte{1}); err != nil {
@@ -155,9 +155,9 @@ func caller(fd int) (uid int, err error) {
 	return uid, nil
 }
 
-// greet recovers, and reports over the socket that the helper is ready, or the error. broken is an error of an earlier
-// step. It leaves socket open.
-func greet(socket *os.File, cfg LocalConfig, broken error) error {
+// reportReady recovers, and reports over the socket that the helper is ready, or the error. broken is an error of an
+// earlier step. It leaves socket open.
+func reportReady(socket *os.File, cfg LocalConfig, broken error) error {
 	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return err

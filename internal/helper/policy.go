@@ -16,8 +16,8 @@ import (
 )
 
 // Policy is what the helper of the service allows, in place of the user's consent: nobody typed a password for it, so
-// any program of the user could send a consent. The zero value allows private networks and domains that are not the
-// Internet's, by the same functions that decide when the user is asked.
+// any program of the user could send a consent. The zero value allows private networks and domains outside of the
+// Internet. The same functions decide when the user must consent.
 type Policy struct {
 	// Networks are public networks that may be routed.
 	Networks []netip.Prefix `json:"networks,omitempty"`
@@ -82,7 +82,7 @@ func (p *Policy) check(l api.Link) error {
 	}
 	for _, d := range slices.Concat(l.MatchDomains, l.SearchDomains) {
 		if osdns.PublicDomain(d) && !isReverse(d) && !p.covers(d) {
-			return refused("the domain %q: names below it can be the Internet's, and %s does not allow it (link %s)",
+			return refused("the domain %q: it can contain names of the Internet, and %s does not allow it (link %s)",
 				d, p.file, l.Name).WithHint("%s", hint(p, keyDomains, p.Domains, d))
 		}
 	}

@@ -49,13 +49,13 @@ func TestPolicyAppliesInPlaceOfConsent(t *testing.T) {
 		{"namespaces", defaults, match("monitoring"), "", ""},
 		{"reverse zones, widened", defaults, match("in-addr.arpa"), "", ""},
 		{"private domain", defaults, match("corp.test"), "", ""},
-		{"public domain", defaults, match("github.com"), `the root helper refuses the domain "github.com": names below it can be the ` +
-			`Internet's, and /etc/kubevpn/helper.yaml does not allow it (link kubevpn0)`,
+		{"public domain", defaults, match("github.com"), `the root helper refuses the domain "github.com": it can contain names of ` +
+			`the Internet, and /etc/kubevpn/helper.yaml does not allow it (link kubevpn0)`,
 			only + "Add this line to /etc/kubevpn/helper.yaml:\n  domains: [github.com]"},
 		{"allowed domain", edited, match("corp.example.com"), "", ""},
 		{"below an allowed domain", edited, search("shop.corp.example.com"), "", ""},
 		{"like an allowed domain", edited, search("evilcorp.example.com"), `the root helper refuses the domain "evilcorp.example.com": ` +
-			`names below it can be the Internet's, and /etc/kubevpn/helper.yaml does not allow it (link kubevpn0)`,
+			`it can contain names of the Internet, and /etc/kubevpn/helper.yaml does not allow it (link kubevpn0)`,
 			only + "Change line 4 of /etc/kubevpn/helper.yaml to\n  domains: [corp.example.com, evilcorp.example.com]"},
 	}
 	for _, tt := range tests {

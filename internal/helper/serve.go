@@ -124,8 +124,8 @@ func answer(ctx context.Context, w *wire, local *Local, r request) {
 }
 
 // outbox queues the helper's unsolicited messages, so that a daemon that does not read (because it is stopped) does not
-// block the helper. A full queue drops messages: log lines are not worth a wait, and each
-// change contains the whole state.
+// block the helper. A full queue drops messages: log lines are not worth a wait, and each change contains the whole
+// state.
 type outbox struct {
 	wire  *wire
 	queue chan response

@@ -70,7 +70,7 @@ func fromListener(fd int) bool {
 }
 
 // accepted is the helper of the service. Its standard input is a connection that systemd or launchd accepted, and its
-// standard error is the system's journal or a file. It has a terminal neither to lose nor to ask, so it is one process.
+// standard error is the system's journal or a file. It has no terminal that could close, so one process is enough.
 func accepted(ctx context.Context) error {
 	unix.Umask(0o077)
 	socket, err := takeStdin()
@@ -90,7 +90,7 @@ func accepted(ctx context.Context) error {
 	if err == nil {
 		cfg.Policy, err = loadPolicy(service.PolicyFile)
 	}
-	if err = greet(socket, cfg, err); err != nil {
+	if err = reportReady(socket, cfg, err); err != nil {
 		return errors.Join(err, socket.Close())
 	}
 	return Serve(ctx, socket, cfg)

@@ -20,5 +20,5 @@ func Install(context.Context, string) error { return Supported() }
 // Uninstall does nothing.
 func Uninstall(context.Context) error { return nil }
 
-// Status returns that no service is installed.
+// Status reports that no service is installed.
 func Status(context.Context) (api.HelperService, error) { return api.HelperService{}, nil }

@@ -79,7 +79,7 @@ func makeDir(dir string) error {
 	return RootOwned(dir)
 }
 
-// replace writes a file by renaming a new one, because the old one may run.
+// replace writes a file by renaming a new one, because the old one may be a program that runs.
 func replace(path string, mode fs.FileMode, content io.Reader) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".kubevpn-")
 	if err != nil {
