@@ -1,5 +1,5 @@
-// Package metrics serves the metrics of a program to Prometheus. A Collector reads counters that the program keeps
-// anyway, when somebody asks: no packet costs more.
+// Package metrics serves the metrics of a program to Prometheus. When Prometheus asks, a Collector reads counters that
+// the program keeps anyway: no packet costs more.
 package metrics
 
 import (
@@ -62,7 +62,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	})
 }
 
-// BuildInfo is in every Collector's program.
+// BuildInfo returns the metric that contains the version of the program, and a function that emits it.
 func BuildInfo(prefix string) (m *Metric, emit func(Emit)) {
 	m = &Metric{prefix + "_build_info", "The version, with the value 1.", prometheus.GaugeValue, []string{"version"}}
 	return m, func(emit Emit) { emit(m, 1, version.String()) }

@@ -8,8 +8,8 @@ import (
 	goload "golang.org/x/tools/go/packages"
 )
 
-// Every package of the product and its tests type-check on every system that kubevpn is for, also where a part of it
-// does nothing but say so. Type-checking the source, dependencies included, takes a tenth of what compiling takes from
+// Every package of the product and its tests type-check on every system that kubevpn is for, also packages that only
+// return an error there. Type-checking the source, dependencies included, takes a tenth of what compiling takes from
 // an empty cache; `make elsewhere`, which CI runs, vets and compiles. The lab and the end-to-end suites, in the module
 // test, run on Linux alone.
 func TestTypeChecksElsewhere(t *testing.T) {

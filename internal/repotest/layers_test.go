@@ -181,7 +181,7 @@ func TestImportsPointDown(t *testing.T) {
 			case slices.Contains(outside, to):
 				t.Errorf("%s imports %s, which is not part of the product", path, target)
 			case layers[to] == layers[from]:
-				t.Errorf("%s imports %s: they are siblings, so what is above both has to bring them together", path, target)
+				t.Errorf("%s imports %s: they have the same height; a package above must connect them", path, target)
 			case layers[to] > layers[from]:
 				t.Errorf("%s imports %s, which is above it", path, target)
 			}
@@ -189,7 +189,7 @@ func TestImportsPointDown(t *testing.T) {
 	}
 	for edge := range exceptions {
 		if !used[edge] {
-			t.Errorf("the exception %s → %s is used by nothing any more", edge[0], edge[1])
+			t.Errorf("no import uses the exception %s → %s", edge[0], edge[1])
 		}
 	}
 }
@@ -225,7 +225,8 @@ func TestArchitectureListsEachPackageInItsLayer(t *testing.T) {
 	}
 }
 
-// Mechanism knows no Kubernetes and no command line, and the pod's program carries nothing of the laptop's.
+// Packages below pkg know neither Kubernetes nor the command line. The program of the pods contains no code of the
+// laptop.
 func TestForbiddenDependencies(t *testing.T) {
 	tests := []struct {
 		under     string
@@ -234,7 +235,7 @@ func TestForbiddenDependencies(t *testing.T) {
 	}{
 		{"kubevpn/pkg/", []string{"k8s.io/", "github.com/spf13/", "flag", "kubevpn/internal/"}, "pkg is mechanism"},
 		{"kubevpn/cmd/traffic", []string{"gvisor.dev/", "kubevpn/internal/cli", "kubevpn/internal/daemon",
-			"kubevpn/internal/helper", "kubevpn/internal/connection", "kubevpn/internal/cluster"}, "the image does not carry the laptop's half"},
+			"kubevpn/internal/helper", "kubevpn/internal/connection", "kubevpn/internal/cluster"}, "the image contains no code of the laptop"},
 		{"kubevpn/internal/api", []string{"kubevpn/internal/"}, "every part imports it"},
 		{"kubevpn/internal/", []string{"text/template", "html/template"}, "the linker then keeps all methods: 20 MB of program"},
 	}

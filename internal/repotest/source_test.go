@@ -112,7 +112,7 @@ func TestNoInitAndNoMutableGlobals(t *testing.T) {
 }
 
 // declarations collects the file's package-level variables in globals, except pools and embedded files, and
-// reports those that have no value to keep, and init functions.
+// reports those that have no initial value, and init functions.
 func declarations(fset *token.FileSet, file *ast.File, globals map[string]bool) (problems []string) {
 	for _, decl := range file.Decls {
 		if f, ok := decl.(*ast.FuncDecl); ok && f.Name.Name == "init" && f.Recv == nil {
@@ -209,8 +209,8 @@ func mutations(fset *token.FileSet, file *ast.File, globals map[string]bool) (pr
 	return problems
 }
 
-// global is the package-level variable in which e is, or "". The parser resolves names within a file: what it
-// leaves open is the package's, and what it finds is, if the declaration is among tops.
+// global is the package-level variable that contains e, or "". The parser resolves names within a file. A name that it
+// leaves unresolved belongs to the package, and so does one whose declaration is in tops.
 func global(e ast.Expr, globals map[string]bool, tops map[any]bool) string {
 	for {
 		switch x := e.(type) {

@@ -40,15 +40,15 @@ type comparison struct {
 	incomplete bool
 }
 
-// Compare returns how the answer to to differs from that to from, which has one. incomplete means that a body was
-// longer than what was recorded, so that the bodies were not compared, or only their beginning was.
+// Compare returns the differences between the answers in two exchanges. from must have an answer. incomplete means that
+// a body was longer than what was recorded, so that at most the beginning of the bodies was compared.
 func Compare(from, to *api.Exchange, ignored *Ignored) (all []Difference, incomplete bool) {
 	c := &comparison{ignored: ignored}
 	a, b := from.Response, to.Response
 	switch {
 	case b == nil:
 		c.add("answer", fmt.Sprintf("status %d", a.Status), "none: "+to.Error)
-	case a.Status != b.Status: // its reason for all else
+	case a.Status != b.Status: // the other differences follow from it
 		c.add("status", fmt.Sprint(a.Status), fmt.Sprint(b.Status))
 	default:
 		c.headers("header ", a.Headers, b.Headers)
@@ -60,7 +60,7 @@ func Compare(from, to *api.Exchange, ignored *Ignored) (all []Difference, incomp
 	return c.all, c.incomplete
 }
 
-// add adds a difference, unless there are many.
+// add adds a difference, unless there are maxDifferences.
 func (c *comparison) add(where, from, to string) {
 	if len(c.all) >= maxDifferences {
 		return
@@ -124,7 +124,7 @@ func (c *comparison) bodies(a, b *api.ExchangeResponse) {
 	c.incomplete = !fromWhole || !toWhole
 	looksJSON := isJSON(a, from) || isJSON(b, to)
 	if looksJSON && c.incomplete {
-		return // the beginning of a value is no value
+		return // the beginning of a JSON value cannot be decoded
 	}
 	if looksJSON {
 		v, err := decode(from)
@@ -169,7 +169,7 @@ func unpack(r *api.ExchangeResponse) (data []byte, whole bool, err error) {
 	return data, whole, nil
 }
 
-// trimRune removes a character at the end that is not whole.
+// trimRune removes an incomplete character at the end.
 func trimRune(b []byte) []byte {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if last := b[len(b)-n:]; utf8.RuneStart(last[0]) {
@@ -182,7 +182,7 @@ func trimRune(b []byte) []byte {
 	return b
 }
 
-// isJSON reports whether a body claims to be JSON, or begins as such.
+// isJSON reports whether the headers call a body JSON, or it begins as such.
 func isJSON(r *api.ExchangeResponse, data []byte) bool {
 	begin := bytes.TrimLeft(data, " \t\r\n")
 	return strings.Contains(r.Headers.Get("Content-Type"), "json") ||
@@ -258,7 +258,7 @@ func (c *comparison) objects(path []step, a, b map[string]any) {
 
 func (c *comparison) value(path []step, from, to string) { c.add("body "+pathText(path), from, to) }
 
-// show returns a value as JSON, of which only the beginning is needed.
+// show returns a JSON value as short text.
 func show(v any) string {
 	switch v := v.(type) {
 	case map[string]any:

@@ -23,7 +23,7 @@ const (
 
 // Config configures a Comparer.
 type Config struct {
-	// Send sends the request of an exchange to the local program, and returns the exchange with that. It may be called
+	// Send sends the request of an exchange to the local program, and returns the resulting exchange. It may be called
 	// concurrently.
 	Send     func(ctx context.Context, e *api.Exchange) *api.Exchange
 	Results  *Results
@@ -48,7 +48,7 @@ type Comparer struct {
 	enough context.CancelFunc
 }
 
-// The reasons for which the CLI has a hint, or which several places give.
+// Reasons why an exchange is not compared. The CLI has a hint for NotSafe.
 const (
 	NotSafe = "not GET, HEAD or OPTIONS"
 	late    = "the comparison ended first"
@@ -59,7 +59,7 @@ func New(cfg Config) *Comparer {
 	return &Comparer{cfg: cfg, queue: make(chan *api.Exchange, maxQueued), left: cfg.Requests}
 }
 
-// Dropped returns how many exchanges the program was too slow for.
+// Dropped returns how many exchanges were lost because the program was too slow.
 func (c *Comparer) Dropped() uint64 { return c.dropped.Load() }
 
 // Safe reports whether a method changes nothing.
@@ -173,7 +173,7 @@ type before struct {
 	bytes     int
 }
 
-// perRequest begin the headers that differ from request to request, whatever it asks for.
+// perRequest are prefixes of headers that differ from request to request, whatever the request asks for.
 var perRequest = []string{"B3", "Content-Length", "Date", "Forwarded", "Sentry-Trace", "Traceparent", "Tracestate",
 	"User-Agent", "X-Amzn-Trace-Id", "X-B3-", "X-Correlation-Id", "X-Datadog-", "X-Forwarded-", "X-Request-Id"}
 

@@ -18,7 +18,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Timeout is how long the program has for one answer.
+// Timeout limits the time of the program for one answer.
 const Timeout = 10 * time.Second
 
 // Program is the program of this machine. Its methods are safe for concurrent use.
@@ -29,7 +29,7 @@ type Program struct {
 	h2c   http.RoundTripper // HTTP/2 without TLS
 }
 
-// NewProgram returns the program that listens on the local ports. Body is how many bytes of a body are compared.
+// NewProgram returns the program that listens on the local ports. body is how many bytes of a body are compared.
 func NewProgram(ports []api.PortMap, body int) *Program {
 	p := &Program{ports: make(map[uint16]uint16, len(ports)), body: int64(body)}
 	for _, m := range ports {
@@ -104,7 +104,7 @@ func (p *Program) Send(ctx context.Context, e *api.Exchange) *api.Exchange {
 func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
 	port, known := p.ports[e.Server.Port()]
 	if !known {
-		return fmt.Errorf("no port of this machine is for port %d", e.Server.Port())
+		return fmt.Errorf("the intercept forwards port %d to no port of this machine", e.Server.Port())
 	}
 	local.Server = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 	req, err := request(ctx, e, port)
@@ -145,7 +145,7 @@ func request(ctx context.Context, e *api.Exchange, port uint16) (*http.Request, 
 	if r.Path == "*" { // OPTIONS *
 		to.Opaque = "*"
 	} else if at, err := url.ParseRequestURI(r.Path); err != nil {
-		return nil, fmt.Errorf("the path: %w", err)
+		return nil, fmt.Errorf("parsing the path: %w", err)
 	} else {
 		to.Path, to.RawPath, to.RawQuery, to.ForceQuery = at.Path, at.RawPath, at.RawQuery, at.ForceQuery
 	}
@@ -155,12 +155,12 @@ func request(ctx context.Context, e *api.Exchange, port uint16) (*http.Request, 
 		req.Body = io.NopCloser(strings.NewReader(string(r.Body.Data)))
 	}
 	if _, known := req.Header["User-Agent"]; !known {
-		req.Header["User-Agent"] = nil // not that of Go
+		req.Header["User-Agent"] = nil // otherwise net/http adds its own
 	}
 	return req.WithContext(ctx), nil
 }
 
-// endToEnd returns the headers that are not about the connection.
+// endToEnd returns the headers without those of one HTTP connection.
 func endToEnd(h http.Header) http.Header {
 	out := maps.Clone(h)
 	if out == nil {

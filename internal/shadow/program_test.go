@@ -74,7 +74,7 @@ func TestProgramThatDoesNotAnswer(t *testing.T) {
 	if got := p.Send(t.Context(), toPort(8080, "GET", "/")); got.Response != nil || got.Error == "" {
 		t.Errorf("%+v", got)
 	}
-	if got := p.Send(t.Context(), toPort(9090, "GET", "/")); !strings.Contains(got.Error, "no port of this machine is for port 9090") {
+	if got := p.Send(t.Context(), toPort(9090, "GET", "/")); !strings.Contains(got.Error, "the intercept forwards port 9090 to no port of this machine") {
 		t.Errorf("%+v", got)
 	}
 	if got := p.Send(t.Context(), toPort(8080, "GET", "no path")); !strings.Contains(got.Error, "path") {

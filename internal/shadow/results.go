@@ -27,7 +27,7 @@ const (
 // place is a place in the answers to a route.
 type place struct{ route, where string }
 
-// elsewhere has the differences of all routes and places that are too many.
+// elsewhere counts the differences in routes and places beyond maxGroups.
 var elsewhere = place{"other routes", "other differences"}
 
 // Results collects the differences of many requests. Its methods are safe for concurrent use.
@@ -62,7 +62,7 @@ func NewResults(redact []string, first func(api.DiffGroup)) *Results {
 	return r
 }
 
-// Route returns the method and the path of a request, with {id} for its parts that look like one.
+// Route returns the method and the path of a request, with {id} in place of the parts that look like IDs.
 func Route(e *api.Exchange) string {
 	path, _, _ := strings.Cut(e.Request.Path, "?")
 	parts := strings.Split(path, "/")
@@ -221,7 +221,7 @@ func (r *Results) Counts() (requests, differ int) {
 	return r.counts()
 }
 
-// Summary returns the result so far, without what it is about.
+// Summary returns the result so far. The caller adds the namespace, the workload and what was dropped.
 func (r *Results) Summary() api.Diff {
 	r.mu.Lock()
 	defer r.mu.Unlock()
