@@ -37,7 +37,7 @@ func (p *plan) notePolicies(before map[string]string) {
 	workload := netpolicy.Pod{Namespace: p.namespace, Labels: before}
 	clone := netpolicy.Pod{Namespace: cmp.Or(p.spec.Namespace, p.namespace), Labels: p.template.Labels}
 	if !p.spec.NoTraffic { // an agent in the workload's pods connects to the clone's
-		if names := netpolicy.Blocking(p.policies, workload, clone); len(names) > 0 {
+		if names := (netpolicy.Flow{From: workload, To: clone}).Blocking(p.policies); len(names) > 0 {
 			p.note("requests to the clone may fail with 502: NetworkPolicy %s blocks connections from the workload's "+
 				"pods to the clone's",
 				strings.Join(names, ", "))

@@ -1,5 +1,5 @@
 // Package doctor checks what `kubevpn connect` needs, on this machine and in a cluster, and changes nothing. It works
-// without a daemon, without a cluster and without root, as far as that goes.
+// without a daemon, without a cluster and without root, as far as possible.
 //
 //	Run ─▶ all checks at once; a check waits only for the one that it needs
 //	         │                        kubeconfig ─▶ credentials ─▶ address ─▶ answer ─┬─▶ networks, rights, kube-proxy
@@ -35,7 +35,7 @@ type Config struct {
 	Load    func(cluster.Prepared) (*cluster.Cluster, error)
 	// Terminal is for a credential plugin that requires one. Others run without a terminal.
 	Terminal cluster.Terminal
-	// Timeout limits the first answer of the API server. 0: DefaultTimeout.
+	// Timeout limits the first answer of the API server. 0: defaultTimeout.
 	Timeout  time.Duration
 	Settings config.Config
 	Paths    config.Paths
@@ -47,12 +47,10 @@ type Config struct {
 	Found func(api.Finding)
 }
 
-// DefaultTimeout limits the first answer of the API server.
-const DefaultTimeout = 10 * time.Second
-
 const (
-	// checkTimeout limits a check, beside the time for the check that it needs. Those with a time limit of their own
-	// end before.
+	defaultTimeout = 10 * time.Second
+	// checkTimeout limits a check, without the time for the check that it needs. Checks with a timeout of their own end
+	// earlier.
 	checkTimeout = 20 * time.Second
 	// abandonTimeout is the time after its end in which a check must return.
 	abandonTimeout = 2 * time.Second
@@ -87,7 +85,7 @@ type facts struct {
 // have not ended are skipped.
 func Run(ctx context.Context, cfg Config) api.Diagnosis {
 	if cfg.Timeout == 0 {
-		cfg.Timeout = DefaultTimeout
+		cfg.Timeout = defaultTimeout
 	}
 	f := &facts{Config: cfg}
 	f.status = sync.OnceValues(func() (*api.Status, error) { return cfg.Status(ctx) })

@@ -17,7 +17,7 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// withoutDevice is the way to a cluster on a machine that cannot have a device.
+// withoutDevice is the command that connects a machine that cannot have a device.
 const withoutDevice = "kubevpn connect --socks 127.0.0.1:1080"
 
 // fixInBrackets matches the commands that sandbox.Allowed proposes.
@@ -102,7 +102,7 @@ func connectionFault(c api.Connection) api.Finding {
 		if c.Status == api.StatusFailed {
 			return failed(&e, "programs do not reach that cluster")
 		}
-		return warning(e.Message, "flows of that connection wait until it is mended", e.Hint)
+		return warning(e.Message, "flows of that connection wait until it works again", e.Hint)
 	}
 	for _, check := range c.Checks {
 		if !check.OK {

@@ -163,10 +163,7 @@ func podSecurity(ctx context.Context, f *facts) api.Finding {
 
 // kubeProxy finds out what serves ClusterIPs.
 func kubeProxy(ctx context.Context, f *facts) api.Finding {
-	m, err := f.manager()
-	if err != nil {
-		m.Node = "" // then kube-proxy itself is not asked
-	}
+	m, _ := f.manager() // without its node, Proxy does not ask kube-proxy itself
 	return proxyOf(f.cluster.Proxy(ctx, m.Node))
 }
 

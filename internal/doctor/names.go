@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,17 +63,13 @@ func changesAgain(ctx context.Context, i osdns.Inspection) bool {
 
 // resolverOf judges name resolution. running: a daemon runs. fought: a program keeps writing resolv.conf.
 func resolverOf(i osdns.Inspection, running, fought bool) api.Finding {
-	writer := i.Writer
-	if writer == "" {
-		writer = "another program"
-	}
 	switch {
 	case i.Mode == osdns.ModeNone:
 		return failed(api.Errorf(api.ExitNetwork, "no method to resolve cluster names fits this machine: %s",
 			strings.Join(i.Warnings, "; ")).WithHint("sudo modprobe nf_tables"),
 			"`kubevpn connect` fails")
 	case fought:
-		return warning(fmt.Sprintf("%s keeps changing %s", writer, i.File),
+		return warning(fmt.Sprintf("%s keeps changing %s", cmp.Or(i.Writer, "another program"), i.File),
 			"programs may use other nameservers from one moment to the next; kubevpn follows each change",
 			"stop the program that writes the file: sudo lsof /etc/resolv.conf; ls -l /etc/resolv.conf")
 	case i.Edited && !running:

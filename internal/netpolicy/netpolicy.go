@@ -22,14 +22,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Pod is what policies know of a pod.
+// Pod contains what policies know of a pod.
 type Pod struct {
 	Namespace string
 	Labels    map[string]string
 }
 
-// Flow is a connection from one pod to another. The zero values of the addresses and of the port stand for any, that of
-// the protocol for TCP.
+// Flow is a connection from one pod to another. The zero values of the addresses and of the port mean any, the zero
+// Protocol means TCP.
 type Flow struct {
 	From, To     Pod
 	FromIP, ToIP netip.Addr
@@ -38,13 +38,8 @@ type Flow struct {
 	PortName     string // of the container that declares Port
 }
 
-// Blocking returns the names of the policies because of which nothing passes from one pod to another, sorted. It
-// returns nil if traffic passes. The policies are those of both namespaces.
-func Blocking(policies []networkingv1.NetworkPolicy, from, to Pod) []string {
-	return Flow{From: from, To: to}.Blocking(policies)
-}
-
-// Blocking is like the function of that name, for one flow.
+// Blocking returns the names of the policies that block the flow, sorted, or nil if it passes. policies are those of
+// both namespaces.
 func (f Flow) Blocking(policies []networkingv1.NetworkPolicy) []string {
 	names := slices.Concat(
 		f.blocking(policies, f.To, networkingv1.PolicyTypeIngress),
@@ -92,8 +87,8 @@ func (f Flow) allowsPort(ports []networkingv1.NetworkPolicyPort) bool {
 		})
 }
 
-// OnlyApplying returns the names of the policies that allow traffic of pod a, do not apply to pod b, and whose absence
-// restricts b since another policy applies to it. The names are sorted.
+// OnlyApplying returns the names of the policies that allow traffic of pod a and do not apply to pod b, although
+// another policy restricts b. The names are sorted.
 func OnlyApplying(policies []networkingv1.NetworkPolicy, a, b Pod) (names []string) {
 	for _, direction := range directions {
 		isolated := slices.ContainsFunc(policies, func(p networkingv1.NetworkPolicy) bool {

@@ -64,7 +64,7 @@ func TestPoliciesThatDistinguishACopyAreNamed(t *testing.T) {
 				what      string
 				want, got []string
 			}{
-				{"Blocking", tt.blocking, Blocking(policies, original, tt.copy)},
+				{"Blocking", tt.blocking, Flow{From: original, To: tt.copy}.Blocking(policies)},
 				{"OnlyApplying", tt.onlyApplying, OnlyApplying(policies, original, tt.copy)},
 				{"OnlyAllowing", tt.allowing, OnlyAllowing(policies, original, tt.copy)},
 			} {

@@ -297,10 +297,7 @@ func variablesOf(s corev1.Service) map[string]string {
 		prefix + "_SERVICE_PORT": strconv.Itoa(int(s.Spec.Ports[0].Port)),
 	}
 	for n, p := range s.Spec.Ports {
-		port, protocol := strconv.Itoa(int(p.Port)), p.Protocol
-		if protocol == "" {
-			protocol = corev1.ProtocolTCP
-		}
+		port, protocol := strconv.Itoa(int(p.Port)), cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		if p.Name != "" {
 			vars[prefix+"_SERVICE_PORT_"+upper(p.Name)] = port
 		}

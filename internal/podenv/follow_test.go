@@ -51,15 +51,15 @@ func podOf(t *testing.T, manifest string) *corev1.Pod {
 type following struct {
 	t      *testing.T
 	kube   *fake.Clientset
-	fail   func(verb, resource, name string) error // nil: nothing does
-	other  *corev1.Pod                             // what Running finds
-	unable error                                   // of Show
+	fail   func(verb, resource, name string) error // the error of a request; nil: none fails
+	other  *corev1.Pod                             // the result of Running
+	unable error                                   // the error of Show
 	tick   chan time.Time
 
 	shown, warned []string
 }
 
-// follow runs Follow, for two containers of a pod, and then test, by a clock of theirs alone.
+// follow runs Follow for two containers of a pod, and test, with a clock of their own.
 func follow(t *testing.T, test func(t *testing.T, f *following)) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := podOf(t, followed)
@@ -120,7 +120,7 @@ func follow(t *testing.T, test func(t *testing.T, f *following)) {
 	})
 }
 
-// minute lets one pass, and says what is shown in it and what is told.
+// minute lets a minute pass, and checks what Follow shows and which warnings it gives.
 func (f *following) minute(shown, warned []string) {
 	f.t.Helper()
 	f.after(time.Minute, shown, warned)
@@ -135,7 +135,7 @@ func (f *following) after(d time.Duration, shown, warned []string) {
 		f.t.Errorf("shown: -want +got\n%s", diff)
 	}
 	if diff := cmp.Diff(warned, f.warned); diff != "" {
-		f.t.Errorf("told: -want +got\n%s", diff)
+		f.t.Errorf("warned: -want +got\n%s", diff)
 	}
 	f.shown, f.warned = nil, nil
 }
@@ -152,7 +152,7 @@ func (f *following) paint(color string) {
 	}
 }
 
-// set changes the pod as the cluster has it.
+// set changes the pod in the cluster.
 func (f *following) set(change func(*corev1.Pod)) {
 	f.t.Helper()
 	pod := podOf(f.t, followed)
@@ -162,7 +162,7 @@ func (f *following) set(change func(*corev1.Pod)) {
 	}
 }
 
-// replace has another pod in the place of the first one.
+// replace deletes the first pod, and creates one of that name in its place, or none.
 func (f *following) replace(name string) {
 	f.t.Helper()
 	if err := f.kube.CoreV1().Pods("shop").Delete(f.t.Context(), "web-1", metav1.DeleteOptions{}); err != nil {
@@ -174,7 +174,7 @@ func (f *following) replace(name string) {
 	f.other = podOf(f.t, followed)
 	f.other.Name, f.other.UID = name, "u-2"
 	f.other.Spec.Volumes[0].ConfigMap.Name = "settings-of-another-release"
-	f.other.Spec.Volumes[4].Name = "access-of-" + name // as the API server calls it: another name in each pod
+	f.other.Spec.Volumes[4].Name = "access-of-" + name // the API server gives it another name in each pod
 	if _, err := f.kube.CoreV1().Pods("shop").Create(f.t.Context(), f.other, metav1.CreateOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestFollowShowsChanges(t *testing.T) {
 			f.minute([]string{"access ca.crt: green", "access token: 1, bound to web-1 u-1", "settings color: green"}, nil)
 			f.minute(nil, nil)
 		}},
-		{"soon", func(t *testing.T, f *following) { // what is about the pod; the rest in its time
+		{"soon", func(t *testing.T, f *following) { // changes of the pod; others come after a minute
 			f.paint("green")
 			f.after(10*time.Second, nil, nil)
 			f.set(func(p *corev1.Pod) { p.Labels["tier"] = "back" })
@@ -223,7 +223,7 @@ func TestFollowShowsChanges(t *testing.T) {
 			}
 			const no = `configmaps "settings" is forbidden: no more`
 			f.minute(nil, []string{"volume settings at /s: " + no, "volume access: " + no, "volume settings at /t: " + no})
-			time.Sleep(time.Hour) // a token is renewed, whatever else of its volume is not read
+			time.Sleep(time.Hour) // a token is renewed although other sources of its volume are unreadable
 			f.minute([]string{"access ca.crt: blue", "access token: 2, bound to web-1 u-1"}, nil)
 		}},
 		{"nothing_is_answered", func(t *testing.T, f *following) {
@@ -252,7 +252,7 @@ func TestFollowShowsChanges(t *testing.T) {
 		}},
 		{"another_one_before_it_goes", func(t *testing.T, f *following) {
 			f.set(func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = new(metav1.Now()), []string{"x/y"} })
-			f.minute(nil, nil) // there is no other
+			f.minute(nil, nil) // there is no other pod
 			f.other = podOf(t, followed)
 			f.other.Name, f.other.UID = "web-2", "u-2"
 			f.minute([]string{"access ca.crt: blue", "access token: 2, bound to web-2 u-2", "down labels: app=\"web\"", "down uid: u-2"}, nil)

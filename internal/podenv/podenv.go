@@ -261,10 +261,7 @@ func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod",
 			Name: r.pod.Name, UID: r.pod.UID}
 	}
-	name := r.pod.Spec.ServiceAccountName
-	if name == "" {
-		name = "default"
-	}
+	name := cmp.Or(r.pod.Spec.ServiceAccountName, "default")
 	got, err := r.kube.CoreV1().ServiceAccounts(r.pod.Namespace).CreateToken(ctx, name, request, metav1.CreateOptions{})
 	switch {
 	case err != nil && now.Before(known.expires):

@@ -131,7 +131,7 @@ func TestEnvironmentEqualsTheKubelets(t *testing.T) {
 	tests := []struct {
 		name     string
 		spec     string // of the pod, without containers' names
-		want     string // beside the Service kubernetes' where links are off; secrets with *
+		want     string // secrets are marked with *
 		problems []string
 	}{
 		{name: "Services", spec: `containers: [{name: app}]`, want: links + " " + host + master},
@@ -357,7 +357,7 @@ containers:
 	}
 }
 
-// A token is asked for once, bound to the pod, and again when most of its life is over.
+// Reader requests a token once, bound to the pod, and again when most of its lifetime has passed.
 func TestTokenIsRenewedBeforeItExpires(t *testing.T) {
 	kube := fake.NewClientset(objectsOf(t, manifests)...)
 	life, asked := time.Hour, 0
@@ -402,7 +402,7 @@ containers: [{name: app, volumeMounts: [{name: t, mountPath: /t}]}]`)
 	kube.PrependReactor("create", "serviceaccounts/token", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("serviceaccounts/token"), "robot", errors.New("no"))
 	})
-	// One that is still good stays where there is no other.
+	// If the request fails, Reader keeps a token that is still valid.
 	r.tokens[tokenOf{"vault", 3607}] = token{value: "token 2", renewAt: time.Now(), expires: time.Now().Add(time.Minute)}
 	if got := read(); got != "token 600 token 2" {
 		t.Error(got)
@@ -444,7 +444,7 @@ func TestSeenAddsVariablesOfImage(t *testing.T) {
 	if diff := cmp.Diff([]string{`variable OTHER: secrets "hidden" not found`}, problems); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
-	// BULK may be of the Secret that is not to be read: nothing tells. PATH is as little for the laptop as any image's.
+	// Each variable may come from the unreadable Secret, so it counts as secret.
 	got, problems = environment(fake.NewClientset(objectsOf(t, manifests)...), `{enableServiceLinks: false, containers: [{name: app, envFrom: [{secretRef: {name: hidden}}],
 		env: [{name: MADE, value: "$(BULK) $(NOBODY)"}]}]}`)
 	if diff := cmp.Diff("A=B=C* (image)\nBULK=b* (image)\nCOLOR=of the image* (image)\nHOSTNAME=web-1*\nLANG=C* (image)\nMADE=b $(NOBODY)*\nPATH=/bin* (image)\nTOKEN=t0k* (image)", got); diff != "" || problems != nil {
@@ -498,7 +498,7 @@ func TestMasterHasDefaultsWhenForbidden(t *testing.T) {
 	}
 }
 
-// A key of a Secret that is no text is in no variable, and in nothing that is messages.
+// A binary value of a Secret appears in no variable and in no message.
 func TestEnvironmentOmitsBinaryValues(t *testing.T) {
 	kube := fake.NewClientset(append(objectsOf(t, manifests), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "binary", Namespace: "shop"},
 		Data: map[string][]byte{"STORE": []byte("s3cr3t\x00"), "text": []byte("fine")}})...)
