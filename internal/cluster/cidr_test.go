@@ -27,7 +27,7 @@ const (
 	answerNo6  = `Service "kubevpn-range-7k2jp" is invalid: spec.ipFamilies[0]: Invalid value: "IPv6": not configured on this cluster`
 )
 
-// fakeCluster answers dry-run Services as an API server does, and denies what it is told to.
+// fakeCluster answers dry-run Services as an API server does, and rejects the requests in deny.
 func fakeCluster(answers map[corev1.IPFamily]string, deny string, objects ...runtime.Object) *fake.Clientset {
 	kube := fake.NewClientset(objects...)
 	kube.PrependReactor("create", "services", func(a k8stesting.Action) (bool, runtime.Object, error) {

@@ -127,8 +127,7 @@ func Identify(kubeconfig []byte) (IDs, error) {
 	return idsOf(server, raw, config), nil
 }
 
-// HasAccount reports whether the kubeconfig, which Prepare has written, has the same server and the same credentials as
-// the Cluster's.
+// HasAccount reports whether the kubeconfig, which Prepare has written, has the server and the credentials of c.
 func (c *Cluster) HasAccount(kubeconfig []byte) bool {
 	raw, _, err := parse(kubeconfig)
 	if err != nil {
@@ -138,8 +137,8 @@ func (c *Cluster) HasAccount(kubeconfig []byte) bool {
 	return err == nil && account == c.account
 }
 
-// accountOf returns a hash of everything in a kubeconfig but the namespace of its context and the jump hosts, with
-// which each terminal has another environment.
+// accountOf returns a hash of everything in a kubeconfig but the namespace of its context and the jump hosts. Those
+// contain the environment of a terminal.
 func accountOf(raw *clientcmdapi.Config) (string, error) {
 	raw = raw.DeepCopy()
 	for _, kctx := range raw.Contexts {
@@ -252,11 +251,16 @@ func (c *Cluster) Dynamic() (dynamic.Interface, error) {
 	config := rest.CopyConfig(c.config)
 	config.RateLimiter = c.kube.CoreV1().RESTClient().GetRateLimiter()
 	config.WarningHandler = rest.NoWarnings{}
-	d, err := dynamic.NewForConfigAndClient(config, c.kube.CoreV1().RESTClient().(*rest.RESTClient).Client)
+	d, err := dynamic.NewForConfigAndClient(config, c.httpClient())
 	if err != nil {
 		return nil, unusable(err)
 	}
 	return d, nil
+}
+
+// httpClient returns the client of the requests of Kube.
+func (c *Cluster) httpClient() *http.Client {
+	return c.kube.CoreV1().RESTClient().(*rest.RESTClient).Client
 }
 
 // TransportConfig returns the TLS configuration, the proxy and the credentials of requests to the API server, for
@@ -274,7 +278,7 @@ func (c *Cluster) DialContext(ctx context.Context, network, address string) (net
 // Release closes idle connections to the API server, and lets the SSH connection to the jump hosts end when nothing
 // uses it. Later requests open them again.
 func (c *Cluster) Release() {
-	utilnet.CloseIdleConnectionsFor(c.kube.CoreV1().RESTClient().(*rest.RESTClient).Client.Transport)
+	utilnet.CloseIdleConnectionsFor(c.httpClient().Transport)
 	if c.dial.jump != nil {
 		c.dial.jump.Release()
 	}
@@ -320,11 +324,13 @@ func (c *Cluster) Resolve(ctx context.Context) error {
 		}
 		return ctx.Err()
 	}
-	host, err := firstHop(c.server, c.config.Proxy)
-	if err != nil {
+	hop := c.server
+	if via, err := c.proxy(); err != nil {
 		return err
+	} else if via != nil {
+		hop = via
 	}
-	return c.dial.resolve(ctx, host)
+	return c.dial.resolve(ctx, hop.Hostname())
 }
 
 // Addresses returns the known addresses that Resolve looks up, sorted. They must never be routed into the tunnel.

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -119,19 +117,4 @@ func (d *dialer) addresses() []netip.Addr {
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all)
-}
-
-// firstHop returns the host that connections to server go to: the proxy's, if there is one.
-func firstHop(server *url.URL, proxy func(*http.Request) (*url.URL, error)) (string, error) {
-	if proxy == nil {
-		return server.Hostname(), nil
-	}
-	via, err := proxy(&http.Request{URL: server})
-	if err != nil {
-		return "", fmt.Errorf("choosing a proxy for %s: %w", server.Host, err)
-	}
-	if via == nil {
-		return server.Hostname(), nil
-	}
-	return via.Hostname(), nil
 }

@@ -22,22 +22,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// Exited is in the chain of Exec's error if the program ran and failed.
-type Exited struct {
-	Command string
-	Code    int
-	Said    string // the end of its standard error
-}
-
-func (e *Exited) Error() string {
-	text := fmt.Sprintf("%s ended with exit code %d", e.Command, e.Code)
-	if e.Said != "" {
-		text += ": " + e.Said
-	}
-	return text
-}
-
-// saidMost limits the end of a program's standard error that Exited and errors contain, in bytes.
+// saidMost limits the end of a program's standard error that errors contain, in bytes.
 const saidMost = 4 << 10
 
 // execPing keeps load balancers from closing an idle connection, as client-go does.
@@ -52,7 +37,7 @@ type ExecOptions struct {
 }
 
 // Exec runs a program in a container until it or ctx ends. It uses WebSocket (v5.channel.k8s.io) and falls back to
-// SPDY. If the program fails, the error is an *Exited.
+// SPDY. If the program fails, the error contains its exit code and the end of its standard error.
 func (c *Cluster) Exec(ctx context.Context, o ExecOptions) error {
 	url := c.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(o.Namespace).Name(o.Pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
@@ -71,13 +56,16 @@ func (c *Cluster) Exec(ctx context.Context, o ExecOptions) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.As(err, &exit) && exit.Exited():
-		return &Exited{Command: o.Command[0], Code: exit.ExitStatus(), Said: said.String()}
+		text := fmt.Sprintf("%s ended with exit code %d", o.Command[0], exit.ExitStatus())
+		if end := said.String(); end != "" {
+			text += ": " + end
+		}
+		return errors.New(text)
 	}
 	return c.ExplainContext(ctx, fmt.Errorf("running %s in %s/%s: %w", o.Command[0], o.Namespace, o.Pod, err))
 }
 
-// executor returns what opens the streams of an exec. Through jump hosts it uses only SPDY, for which client-go accepts
-// a dialer.
+// executor returns an executor for an exec. Through jump hosts it uses only SPDY, for which client-go accepts a dialer.
 func (c *Cluster) executor(url *url.URL) (remotecommand.Executor, error) {
 	config, err := c.login.withCertificate(c.config)
 	if err != nil {

@@ -28,7 +28,7 @@ func (c *Cluster) Explain(err error) *api.Error {
 	if c.login != nil {
 		f.exec = c.login.plugin.command()
 	}
-	if via, e := c.config.Proxy(&http.Request{URL: c.server}); e == nil && via != nil {
+	if via, e := c.proxy(); e == nil && via != nil {
 		f.proxy = via.Redacted()
 	}
 	f.expired = func() string { return expiry(c.credentials(), time.Now()) }
@@ -115,7 +115,7 @@ func (f facts) tls(err error) *api.Error {
 			return api.Errorf(api.ExitUnreachable,
 				"the certificate of %s is valid only from %s on, and this machine's clock says %s",
 				f.api(), stamp(invalid.Cert.NotBefore), stamp(now)).
-				WithHint("Set this machine's clock; if it is right, the cluster's is not.")
+				WithHint("Set this machine's clock; if it is right, the clock of the cluster is wrong.")
 		}
 		return api.Errorf(api.ExitUnreachable, "the certificate of %s expired on %s, by this machine's clock (%s)",
 			f.api(), stamp(invalid.Cert.NotAfter), stamp(now)).
@@ -132,7 +132,7 @@ func (f facts) tls(err error) *api.Error {
 			WithHint("Check `server` in the kubeconfig: it may need http instead of https, or another port.")
 	case errors.As(err, &alert), strings.Contains(err.Error(), "remote error: tls:"):
 		return api.Errorf(api.ExitCredentials, "%s rejects the TLS connection: %w", f.api(), innermost(err)).
-			WithHint("Is the kubeconfig's client certificate of this cluster, and still valid? Fetch the kubeconfig " +
+			WithHint("Is the kubeconfig's client certificate for this cluster, and still valid? Fetch the kubeconfig " +
 				"again.")
 	case errors.As(err, &invalid):
 		return api.Errorf(api.ExitUnreachable, "the certificate of %s: %w", f.api(), invalid)
@@ -233,11 +233,11 @@ func (f facts) status(err error) *api.Error {
 	case code >= 500 && apierrors.IsUnexpectedServerError(err): // the answer is not a Status of Kubernetes
 		return api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, answers with error %d: %s", f.api(), code,
 			http.StatusText(int(code))).
-			WithHint("The fault is the cluster's, or a load balancer's. Try again in a minute.")
+			WithHint("The cluster or a load balancer has a fault. Try again in a minute.")
 	case code >= 500:
 		return api.Errorf(api.ExitUnreachable, "%s answers with error %d: %s", f.api(), code, message).
-			WithHint("The fault is the cluster's. Try again in a minute; `kubectl get --raw /readyz?verbose` says " +
-				"what it lacks.")
+			WithHint("The cluster has a fault. Try again in a minute; `kubectl get --raw /readyz?verbose` shows the " +
+				"checks that fail.")
 	}
 	return api.Errorf(api.ExitUnexpected, "%s: %s", f.api(), message)
 }

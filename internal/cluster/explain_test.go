@@ -29,7 +29,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// answer is an API server that says the same to everything.
+// answer is an API server that gives the same answer to each request.
 func answer(code int, status string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -42,8 +42,8 @@ func statusJSON(code int, reason, message string) string {
 	return fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d,"message":%q}`, reason, code, message)
 }
 
-// ask makes one request with the kubeconfig's cluster and user and explains what comes of it. In the answer,
-// HOST stands for the server.
+// ask makes one request with the kubeconfig's cluster and user, and explains the error. In the result, HOST stands for
+// the server.
 func ask(t *testing.T, timeout time.Duration, server string, ca []byte, user *clientcmdapi.AuthInfo) *api.Error {
 	t.Helper()
 	kubeconfig, err := clientcmd.Write(clientcmdapi.Config{
@@ -114,8 +114,8 @@ func TestExplainNamesTheAnswer(t *testing.T) {
 		{"escalation", 403, statusJSON(403, "Forbidden", `clusterroles "x" is forbidden: user "dev" is attempting to grant RBAC permissions not currently held: {...}`), api.ExitPermission,
 			`you can grant only permissions that you hold: clusterroles "x" is forbidden: user "dev" is attempting to grant RBAC permissions not currently held: {...}`, "Ask a cluster admin to run `kubevpn install`."},
 		{"not found", 404, statusJSON(404, "NotFound", `pods "x" not found`), api.ExitUnexpected, `not found in the cluster: pods "x" not found`, "If it existed"},
-		{"unavailable", 503, statusJSON(503, "ServiceUnavailable", "etcd is away"), api.ExitUnreachable, "the API server HOST answers with error 503: etcd is away", "The fault is the cluster's."},
-		{"load balancer", 502, "<html>\nBad Gateway</html>", api.ExitUnreachable, "the API server HOST, or a proxy before it, answers with error 502: Bad Gateway", "The fault is the cluster's, or a load balancer's."},
+		{"unavailable", 503, statusJSON(503, "ServiceUnavailable", "etcd is away"), api.ExitUnreachable, "the API server HOST answers with error 503: etcd is away", "The cluster has a fault."},
+		{"load balancer", 502, "<html>\nBad Gateway</html>", api.ExitUnreachable, "the API server HOST, or a proxy before it, answers with error 502: Bad Gateway", "The cluster or a load balancer has a fault."},
 		{"timeout", 504, statusJSON(504, "Timeout", "request did not complete"), api.ExitUnreachable, "the API server HOST did not answer in time: request did not complete", "It is overloaded"},
 		{"conflict", 409, statusJSON(409, "Conflict", "changed"), api.ExitUnexpected, "the API server HOST: changed", ""},
 	}
@@ -320,7 +320,7 @@ func TestExplainNamesPluginErrors(t *testing.T) {
 // The API server's words end up in commands that an admin copies.
 func TestGrantCommandsQuoteWhatTheServerSays(t *testing.T) {
 	message := "pods is forbidden: User \"x;reboot\x1b[1A\" cannot list$(reboot) resource \"pods|sh\" in API group \"\" in the namespace \"web`id`\""
-	user, p, ok := ParseDenial(message)
+	user, p, ok := parseDenial(message)
 	if !ok {
 		t.Fatal("no denial")
 	}
@@ -347,7 +347,7 @@ func TestBindCommandIsValidShell(t *testing.T) {
 func FuzzParseDenial(f *testing.F) {
 	f.Add(`pods is forbidden: User "dev" cannot list resource "pods" in API group "" in the namespace "web"`)
 	f.Fuzz(func(t *testing.T, message string) {
-		user, p, ok := ParseDenial(message)
+		user, p, ok := parseDenial(message)
 		if !ok {
 			return
 		}

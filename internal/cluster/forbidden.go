@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/rest"
 
@@ -96,15 +97,26 @@ func subject(user string) string {
 var rbacDenial = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]+)" in API group "([^"]*)"` +
 	`(?: in the namespace "([^"]+)"| at the cluster scope)?`)
 
-// ParseDenial returns the user and the missing permission from an API server's message. ok is false for another denial,
-// for example of an admission plugin.
-func ParseDenial(message string) (user string, p Permission, ok bool) {
+// Denial returns the user and the missing permission from the error of a request. ok is false for other errors, for
+// example the denial of an admission plugin.
+func Denial(err error) (user string, p Permission, ok bool) {
+	if !apierrors.IsForbidden(err) {
+		return "", Permission{}, false
+	}
+	return parseDenial(err.Error())
+}
+
+// parseDenial is Denial for an API server's message.
+func parseDenial(message string) (user string, p Permission, ok bool) {
 	m := rbacDenial.FindStringSubmatch(message)
 	if m == nil {
 		return "", Permission{}, false
 	}
 	return m[1], Permission{Verb: m[2], Resource: m[3], Group: m[4], Namespace: m[5]}, true
 }
+
+// PodSecurityLabel is the label of a namespace with the Pod Security level that it enforces.
+const PodSecurityLabel = "pod-security.kubernetes.io/enforce"
 
 // PodSecurityViolation returns the part of an API server's message that says which rules of the namespace's Pod
 // Security level a pod violates: `violates PodSecurity "restricted:latest": ...`. It returns "" for another message.
@@ -119,7 +131,7 @@ func PodSecurityViolation(message string) string {
 
 // forbidden explains a 403 of RBAC or of an admission plugin.
 func forbidden(message string) *api.Error {
-	if user, p, ok := ParseDenial(message); ok {
+	if user, p, ok := parseDenial(message); ok {
 		return api.Errorf(api.ExitPermission, "%s may not %s", user, p).
 			WithHint("Ask a cluster admin to run:\n%s", p.GrantCommands(user))
 	}

@@ -21,7 +21,7 @@ type Jump struct {
 }
 
 // jumpExtension is the extension of the kubeconfig's cluster that contains the jump hosts. Only Prepare writes it. Like
-// a proxy, they are part of the way to the API server.
+// a proxy, they are part of the path to the API server.
 const jumpExtension = "kubevpn/ssh-jump"
 
 // prepareJump writes the jump hosts into the kubeconfig, in place of a proxy: the last host connects to the API server.
@@ -100,6 +100,6 @@ func (f facts) jump(err error) *api.Error {
 		return e.WithHint("The jump host must be able to connect to `server` of the kubeconfig, and its sshd must " +
 			"allow TCP forwarding.")
 	}
-	return e.WithHint("`%s` must log in, and says more. If ssh has to ask you, run\n"+
+	return e.WithHint("`%s` must log in; if it fails, it shows the cause. If ssh has to ask you, run\n"+
 		"`kubevpn connect --ssh-jump %s` in a terminal; the connection continues then.", ssh, failed.Hosts)
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -43,9 +44,7 @@ type Prepared struct {
 // Prepare finds the user's kubeconfig as kubectl does, and makes it self-contained. It only reads files. Errors are
 // *api.Error.
 func Prepare(in Inputs) (Prepared, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = in.Kubeconfig
-	rules.WarnIfAllMissing = false
+	rules := in.rules()
 	config, err := rules.Load()
 	if err != nil {
 		return Prepared{}, loadError(in, err)
@@ -84,6 +83,14 @@ func Prepare(in Inputs) (Prepared, error) {
 	}
 	return Prepared{Kubeconfig: out, Context: config.CurrentContext, Cluster: kctx.Cluster, Namespace: kctx.Namespace},
 		nil
+}
+
+// rules returns where kubectl looks for a kubeconfig.
+func (in Inputs) rules() *clientcmd.ClientConfigLoadingRules {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = in.Kubeconfig
+	rules.WarnIfAllMissing = false
+	return rules
 }
 
 func loadError(in Inputs, err error) *api.Error {
@@ -146,7 +153,7 @@ func noKubeconfig(rules *clientcmd.ClientConfigLoadingRules, env string) *api.Er
 			"`kind export kubeconfig`.")
 }
 
-// checkContext checks the current context. server is that of the flags.
+// checkContext checks the current context. server is the one that the flags name, or empty.
 func checkContext(config *clientcmdapi.Config, server string) *api.Error {
 	names := strings.Join(slices.Sorted(maps.Keys(config.Contexts)), ", ")
 	if config.CurrentContext == "" {
@@ -187,12 +194,8 @@ func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) *api.Error {
 	}
 	path, err := lookPath(user.Exec.Command, environment(in.Environ)["PATH"])
 	if err != nil {
-		hint := user.Exec.InstallHint
-		if hint == "" {
-			hint = "Install it, or put its folder into PATH."
-		}
 		return api.Errorf(api.ExitExecPlugin, "the kubeconfig's credential plugin %s: %w", user.Exec.Command, err).
-			WithHint("%s", hint)
+			WithHint("%s", cmp.Or(user.Exec.InstallHint, "Install it, or put its folder into PATH."))
 	}
 	user.Exec.Command = path
 	user.Exec.Env = mergeEnv(user.Exec.Env, in.Environ)
@@ -298,16 +301,10 @@ var userInfo = regexp.MustCompile(`://[^"]*@`)
 func redacted(text string) string { return userInfo.ReplaceAllString(text, "://xxxxx@") }
 
 func proxyFromEnvironment(env map[string]string) *httpproxy.Config {
-	either := func(upper, lower string) string {
-		if v := env[upper]; v != "" {
-			return v
-		}
-		return env[lower]
-	}
 	return &httpproxy.Config{
-		HTTPProxy:  either("HTTP_PROXY", "http_proxy"),
-		HTTPSProxy: either("HTTPS_PROXY", "https_proxy"),
-		NoProxy:    either("NO_PROXY", "no_proxy"),
+		HTTPProxy:  cmp.Or(env["HTTP_PROXY"], env["http_proxy"]),
+		HTTPSProxy: cmp.Or(env["HTTPS_PROXY"], env["https_proxy"]),
+		NoProxy:    cmp.Or(env["NO_PROXY"], env["no_proxy"]),
 		CGI:        env["REQUEST_METHOD"] != "",
 	}
 }

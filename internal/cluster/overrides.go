@@ -33,7 +33,7 @@ func (in Inputs) choose(config *clientcmdapi.Config) {
 	kctx.Namespace = cmp.Or(o.Context.Namespace, kctx.Namespace)
 }
 
-// merge merges the flags for the server and the user into the current context's.
+// merge applies the flags for the server and the user to those of the current context.
 func (in Inputs) merge(config *clientcmdapi.Config) (*clientcmdapi.Config, error) {
 	o := clientcmd.ConfigOverrides{AuthInfo: in.Overrides.AuthInfo, ClusterInfo: in.Overrides.ClusterInfo}
 	if len(o.AuthInfo.ImpersonateGroups) == 0 {

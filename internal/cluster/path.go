@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
-
-	"k8s.io/client-go/rest"
 )
 
-// Path is what is between this machine and the API server, as far as the kubeconfig and the environment say.
+// Path describes the hops between this machine and the API server, according to the kubeconfig.
 type Path struct {
-	Address string // HOST:PORT to which TCP connections go: of the API server, its proxy, or the API server by SSH
+	Address string // HOST:PORT of the proxy, or else of the API server, which the jump hosts dial if there are any
 	Proxy   string // URL of the proxy, without its password; empty: none
 	Jump    string // SSH jump hosts; empty: none
 }
@@ -24,14 +23,23 @@ func (c *Cluster) Path() (Path, error) {
 	p := Path{}
 	if c.dial.jump != nil {
 		p.Jump = c.dial.jump.Hosts().String()
-	} else if via, err := c.config.Proxy(&http.Request{URL: c.server}); err != nil {
-		return Path{}, fmt.Errorf("choosing a proxy for %s: %w", c.server.Host, err)
+	} else if via, err := c.proxy(); err != nil {
+		return Path{}, err
 	} else if via != nil {
 		p.Proxy, to = via.Redacted(), via
 	}
 	defaults := map[string]string{"http": "80", "socks5": "1080", "socks5h": "1080"}
 	p.Address = net.JoinHostPort(to.Hostname(), cmp.Or(to.Port(), defaults[to.Scheme], "443"))
 	return p, nil
+}
+
+// proxy returns the URL of the proxy before the API server, or nil if there is none.
+func (c *Cluster) proxy() (*url.URL, error) {
+	via, err := c.config.Proxy(&http.Request{URL: c.server})
+	if err != nil {
+		return nil, fmt.Errorf("choosing a proxy for %s: %w", c.server.Host, err)
+	}
+	return via, nil
 }
 
 // Skew returns how far the clock of the API server is ahead of this machine's, exact to about a second.
@@ -42,7 +50,7 @@ func (c *Cluster) Skew(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("making the request: %w", err)
 	}
 	began := time.Now()
-	resp, err := c.kube.CoreV1().RESTClient().(*rest.RESTClient).Client.Do(req)
+	resp, err := c.httpClient().Do(req)
 	if err != nil {
 		return 0, c.Explain(err)
 	}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -26,10 +27,9 @@ import (
 	"kubevpn/pkg/wakeup"
 )
 
-// ExecTimeout limits a run of a kubeconfig's credential plugin without a terminal.
-const ExecTimeout = 10 * time.Second
-
 const (
+	// pluginTimeout limits a run of a kubeconfig's credential plugin without a terminal.
+	pluginTimeout = 10 * time.Second
 	// credentialMost limits a plugin's answer, in bytes. A certificate with its chain takes about 10 KB.
 	credentialMost = 1 << 20
 	// interruptTime is the time after a program's end in which the Ctrl-C that ended it may end ctx.
@@ -59,7 +59,7 @@ func newPlugin(config *rest.Config) (*plugin, error) {
 	if provider == nil {
 		return nil, nil
 	}
-	p := &plugin{config: provider, timeout: ExecTimeout}
+	p := &plugin{config: provider, timeout: pluginTimeout}
 	if provider.ProvideClusterInfo {
 		var err error
 		if p.cluster, err = rest.ConfigToExecCluster(config); err != nil {
@@ -150,11 +150,8 @@ func (p *plugin) failed(ctx, bounded context.Context, err error, said string) er
 	case bounded.Err() != nil:
 		return p.errorf("did not answer within %v and was killed", p.timeout)
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		hint := p.config.InstallHint
-		if hint == "" {
-			hint = "Install it, or put its folder into PATH, then connect again."
-		}
-		return p.errorf("is not installed").WithHint("%s", hint)
+		return p.errorf("is not installed").WithHint("%s",
+			cmp.Or(p.config.InstallHint, "Install it, or put its folder into PATH, then connect again."))
 	case !errors.As(err, &exit):
 		return p.errorf("cannot be run: %w", err)
 	}

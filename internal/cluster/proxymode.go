@@ -16,14 +16,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ProxyMode is how ClusterIPs are served on the nodes.
+// ProxyMode names the mechanism with which nodes serve ClusterIPs.
 type ProxyMode string
 
 const (
 	ProxyIPTables ProxyMode = "iptables"
 	ProxyNFTables ProxyMode = "nftables"
-	ProxyIPVS     ProxyMode = "ipvs"    // kube-proxy's, or kube-router's
-	ProxyNone     ProxyMode = "none"    // no kube-proxy: nothing serves them, or what Proxy.Replacement names
+	ProxyIPVS     ProxyMode = "ipvs"    // of kube-proxy or kube-router
+	ProxyNone     ProxyMode = "none"    // no kube-proxy: Proxy.Replacement serves them, or nothing does
 	ProxyUnknown  ProxyMode = "unknown" // no readable source states it
 )
 
@@ -56,7 +56,7 @@ const (
 	proxyPort       = 10249 // kube-proxy's metrics, by default on 127.0.0.1
 )
 
-// Proxy finds out how ClusterIPs are served. It reads the configurations of Cilium, Calico and kube-router, which may
+// Proxy finds out what serves ClusterIPs. It reads the configurations of Cilium, Calico and kube-router, which may
 // replace kube-proxy; the ConfigMap, DaemonSets and static pods of kube-proxy; and the arguments of k3s and RKE2 in the
 // annotations of nodes. If these do not state it, Proxy asks kube-proxy on the node, through the API server. If the
 // user may read all of these and none mentions kube-proxy, there is none. Proxy creates nothing and never fails: it
@@ -321,7 +321,7 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]findi
 	return own, nil
 }
 
-// endpoint asks the kube-proxy of a node. Mostly it listens on loopback only, or the user lacks the permission.
+// endpoint asks the kube-proxy of a node. Usually it listens on loopback only, or the user lacks the permission.
 func (q proxyQuestions) endpoint(ctx context.Context, node string) Proxy {
 	if node == "" {
 		return Proxy{}

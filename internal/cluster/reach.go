@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 
 	"kubevpn/internal/api"
 )
@@ -26,7 +25,8 @@ import (
 const reachMost = 64 << 10
 
 // Reach returns nil if the API server answers and knows the user. It follows no redirect, because that leads to a login
-// page. The user may have rights in the namespaces. Errors are *api.Error, or ctx's if it was cancelled.
+// page. If the user may not review permissions, Reach lists pods in the namespaces instead. Errors are *api.Error, or
+// ctx's if it was cancelled.
 func (c *Cluster) Reach(ctx context.Context, namespaces ...string) error {
 	err := c.askAboutSelf(ctx)
 	if apierrors.IsForbidden(err) && !strings.Contains(err.Error(), " cannot impersonate resource ") {
@@ -60,7 +60,7 @@ func (c *Cluster) askAboutSelf(ctx context.Context) error {
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json")
-	client := *c.kube.CoreV1().RESTClient().(*rest.RESTClient).Client
+	client := *c.httpClient()
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	resp, err := client.Do(req)
 	if err != nil {
@@ -139,7 +139,7 @@ func (c *Cluster) probeNamespaces(ctx context.Context, denied error, namespaces 
 	if status := apierrors.APIStatus(nil); errors.As(denied, &status) {
 		message = api.OneLine(api.Clean(status.Status().Message))
 	}
-	user, _, known := ParseDenial(message)
+	user, _, known := parseDenial(message)
 	if user == "system:anonymous" {
 		return api.Errorf(api.ExitCredentials, "%s does not know you: it treats the request as anonymous", c.asked()).
 			WithHint("The kubeconfig has no credentials for this cluster. Log in again, or fetch the kubeconfig again.")

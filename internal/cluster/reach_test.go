@@ -93,7 +93,7 @@ func TestReachNamesTheResponder(t *testing.T) {
 		{"403 of a proxy", answer(403, "blocked by policy"), api.ExitPermission,
 			"the API server HOST, or a proxy before it, forbids every request (403) with an answer that is not from Kubernetes", "Is this machine on the network"},
 		{"a load balancer", html(502, "<html>Bad Gateway</html>"), api.ExitUnreachable,
-			"the API server HOST, or a proxy before it, answers with error 502: Bad Gateway", "The fault is"},
+			"the API server HOST, or a proxy before it, answers with error 502: Bad Gateway", "The cluster or a load balancer has a fault."},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := httptest.NewTLSServer(tt.handler)

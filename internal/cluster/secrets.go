@@ -4,17 +4,13 @@ import (
 	"net/url"
 	"os"
 
-	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // Secrets returns the secrets of all users and proxies of the kubeconfig and of the flags, and those in files that they
 // name. It ignores what it cannot read.
 func (in Inputs) Secrets() (secrets []string) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = in.Kubeconfig
-	rules.WarnIfAllMissing = false
-	config, err := rules.Load()
+	config, err := in.rules().Load()
 	if err != nil {
 		config = clientcmdapi.NewConfig()
 	}

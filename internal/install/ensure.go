@@ -237,7 +237,7 @@ func (e *ensurer) afterDeletion(ctx context.Context, object string,
 
 // denied returns the denial for a request that the API server refused.
 func (e *ensurer) denied(ctx context.Context, ns, doing string, err error) *denial {
-	if _, p, ok := cluster.ParseDenial(err.Error()); ok {
+	if _, p, ok := cluster.Denial(err); ok {
 		return e.mayNot(ctx, ns, doing, []cluster.Permission{p})
 	}
 	return &denial{err: err, text: "you may not " + doing}
@@ -300,7 +300,7 @@ func (e *ensurer) install(ctx context.Context, ns string, s *survey) (*denial, e
 		}
 	}
 	if err := e.applyManager(ctx, ns); err != nil {
-		if _, _, rbac := cluster.ParseDenial(err.Error()); rbac && apierrors.IsForbidden(err) ||
+		if _, _, rbac := cluster.Denial(err); rbac && apierrors.IsForbidden(err) ||
 			apierrors.IsNotFound(err) {
 			return e.denied(ctx, ns, "install it", err), nil
 		}

@@ -183,7 +183,7 @@ func (g *adder) refusal(ctx context.Context, err error) error {
 		return err
 	}
 	ns := g.o.Namespace
-	if user, p, ok := cluster.ParseDenial(err.Error()); ok {
+	if user, p, ok := cluster.Denial(err); ok {
 		return api.Errorf(api.ExitPermission,
 			"you may not add the gateway to the traffic manager's pod: this requires the right to %s", p).
 			WithHint("A user with this right in a namespace that admits privileged pods can become root on the "+

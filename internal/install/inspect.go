@@ -85,7 +85,7 @@ func denialOf(err error) (user string, p cluster.Permission, denied bool) {
 	if !apierrors.IsForbidden(err) {
 		return "", p, false
 	}
-	if user, p, known := cluster.ParseDenial(err.Error()); known {
+	if user, p, known := cluster.Denial(err); known {
 		return user, p, true
 	}
 	return "", cluster.Permission{Verb: "get", Group: "apps", Resource: "deployments"}, true

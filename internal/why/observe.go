@@ -268,7 +268,7 @@ func (o *observer) read(ctx context.Context, what Object, text string, read func
 		return
 	}
 	missing := fmt.Sprintf("cannot read %s: %v", text, err)
-	if _, p, ok := cluster.ParseDenial(err.Error()); ok {
+	if _, p, ok := cluster.Denial(err); ok {
 		missing = fmt.Sprintf("you may not %s", p)
 	} else if ctx.Err() != nil {
 		missing = fmt.Sprintf("cannot read %s: the API server did not answer in time", text)

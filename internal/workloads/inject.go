@@ -120,7 +120,7 @@ func denial(err error) (user string, p cluster.Permission, ok bool) {
 	if !apierrors.IsForbidden(err) {
 		return "", cluster.Permission{}, false
 	}
-	return cluster.ParseDenial(err.Error())
+	return cluster.Denial(err)
 }
 
 // noDryRun reports whether a webhook of the cluster does not support dry runs. The API server checks the user's
