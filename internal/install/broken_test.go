@@ -17,7 +17,7 @@ func TestDeploymentIsBrokenAfterAFailedPullOrAMinute(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		available int32
-		since     time.Duration // that it is not available
+		since     time.Duration // how long it has not been available
 		state     corev1.ContainerState
 		want      bool
 	}{

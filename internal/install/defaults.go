@@ -15,15 +15,15 @@ import (
 // recommends to all laptops. kubevpn only reads it.
 const DefaultsName = "kubevpn-client-defaults"
 
-// Defaults are the client defaults of a cluster. Their author need not be somebody whom the user trusts.
+// Defaults are the client defaults of a cluster. The user may not trust their author.
 type Defaults struct {
 	Source string // "ConfigMap NAMESPACE/NAME"; empty: there are none
 	Data   map[string]string
 }
 
 // ReadDefaults reads the client defaults from the namespace or, if that is empty, from the one that Ensure uses: the
-// fallback takes the place of DefaultNamespace only if the user may not look for a manager in that. Missing defaults,
-// and defaults that the user may not read, are no error. Errors are *api.Error.
+// fallback if the user may not look for a manager in DefaultNamespace. Missing defaults, and defaults that the user may
+// not read, are no error. Errors are *api.Error.
 func ReadDefaults(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (Defaults, error) {
 	d, err := readDefaults(ctx, c.Kube(), Options{Namespace: namespace, FallbackNamespace: fallback})
 	if err != nil {
@@ -35,10 +35,10 @@ func ReadDefaults(ctx context.Context, c *cluster.Cluster, namespace, fallback s
 func readDefaults(ctx context.Context, kube kubernetes.Interface, o Options) (Defaults, error) {
 	ns := o.namespace()
 	d, err := defaultsIn(ctx, kube, ns)
-	if !apierrors.IsForbidden(err) || o.Namespace != "" || o.FallbackNamespace == "" || o.FallbackNamespace == ns {
+	if !apierrors.IsForbidden(err) || len(o.namespaces()) == 1 {
 		return d, ignoreDenied(err)
 	}
-	// The manager may be here all the same, with a user Role that is older than the defaults.
+	// The manager may still be in ns: an older user Role does not allow to read the defaults.
 	if _, err := kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 		return Defaults{}, ignoreDenied(err)
 	}

@@ -26,13 +26,12 @@ type Result struct {
 	Pod       string
 	Node      string // of the pod
 	Image     string // of the manager that runs, which need not be Options.Image
-	Installed bool   // now, or upgraded
-	RBAC      bool   // its rights were granted, or are there already as far as the user may see
+	Installed bool   // Ensure installed or upgraded it
 	Manager   api.TrustedManager
 	Warnings  []string
 	Exposed   string // a sentence about what Options.Expose has done; empty: nothing
 	Release   string // the Helm release that owns the manager; empty: none
-	// ImageWarning is the one of Warnings that says that Image is another than Options.Image, or "".
+	// ImageWarning is the entry of Warnings about an Image other than Options.Image, or "".
 	ImageWarning string
 }
 
@@ -74,7 +73,7 @@ type ensurer struct {
 
 // denial explains why the user cannot use or install a manager in a namespace.
 type denial struct {
-	err     error // what the user is told if there is no other namespace
+	err     error // for the user, if there is no other namespace
 	text    string
 	denials []cluster.Permission
 }
@@ -83,16 +82,17 @@ func (e *ensurer) run(ctx context.Context) error {
 	if err := e.o.checkExpose(); err != nil {
 		return err
 	}
-	ns := e.o.namespace()
+	namespaces := e.o.namespaces()
+	ns := namespaces[0]
 	no, err := e.try(ctx, ns)
 	if err != nil {
 		return err
 	}
 	if no != nil {
-		fallback := e.o.FallbackNamespace
-		if e.o.Namespace != "" || fallback == "" || fallback == ns {
+		if len(namespaces) == 1 {
 			return no.err
 		}
+		fallback := namespaces[1]
 		e.o.Namespace = fallback
 		also, err := e.try(ctx, fallback)
 		if err != nil {
@@ -115,7 +115,7 @@ func (e *ensurer) run(ctx context.Context) error {
 	}
 	e.result.Pod, e.result.Node = pod.Name, pod.Spec.NodeName
 	installed := e.result.Image // the Deployment's; an older pod may still serve while a rollout goes on
-	e.result.Image = ImageOf(pod.Spec)
+	e.result.Image = managerImage(pod.Spec)
 	if e.o.Image != "" && installed != e.o.Image && e.result.Image != e.o.Image {
 		upgrade := "kubevpn connect --upgrade"
 		if e.release != nil {
@@ -155,7 +155,7 @@ func (e *ensurer) bothDenied(ctx context.Context, ns string, no *denial, fallbac
 		verbs = append(verbs, p.Verb+" "+p.Resource)
 	}
 	hint := "Ask a cluster admin to run\n" + e.ask(ctx, ns)
-	if len(verbs) > 0 { // a 403 that is not in RBAC's words names none
+	if len(verbs) > 0 { // an admission plugin's denial names no permission
 		hint += fmt.Sprintf("\nor to let you do this in %s: %s", fallback, strings.Join(verbs, ", "))
 	}
 	return api.Errorf(api.ExitPermission,
@@ -258,7 +258,7 @@ func (e *ensurer) ask(ctx context.Context, ns string) string {
 	if ns != DefaultNamespace {
 		install += " --manager-namespace " + ns
 	}
-	return "  " + install + "\n  " + cluster.BindCommand(ns, UserRole, username(ctx, e.kube))
+	return "  " + install + "\n  " + cluster.BindCommand(ns, userRoleName, username(ctx, e.kube))
 }
 
 // install makes a new manager in ns.
@@ -291,7 +291,7 @@ func (e *ensurer) install(ctx context.Context, ns string, s *survey) (*denial, e
 		return nil, r.refuse(r.upgrade(e.o.Image))
 	}
 	e.tellInstall("in the namespace %s, image %s", ns, e.o.Image)
-	if create || err == nil { // else the user may not look, and the namespace is there or the rest fails
+	if create || err == nil { // else the user may not read it: it exists, or the next request fails
 		if err := e.createNamespace(ctx, ns); err != nil {
 			if apierrors.IsForbidden(err) {
 				return e.denied(ctx, ns, "create the namespace", err), nil
@@ -300,8 +300,7 @@ func (e *ensurer) install(ctx context.Context, ns string, s *survey) (*denial, e
 		}
 	}
 	if err := e.applyManager(ctx, ns); err != nil {
-		if _, _, rbac := cluster.Denial(err); rbac && apierrors.IsForbidden(err) ||
-			apierrors.IsNotFound(err) {
+		if _, _, denied := cluster.Denial(err); denied || apierrors.IsNotFound(err) {
 			return e.denied(ctx, ns, "install it", err), nil
 		}
 		return nil, err
@@ -312,7 +311,7 @@ func (e *ensurer) install(ctx context.Context, ns string, s *survey) (*denial, e
 // trustNamespace asks for consent to install into an existing namespace without a manager that the user did not name,
 // since its creator may be able to change what is installed there.
 func (e *ensurer) trustNamespace(n *corev1.Namespace, ns string) error {
-	m := manager(ns, e.o.Image, n.CreationTimestamp) // all zero where the user may not read it
+	m := manager(ns, e.o.Image, n.CreationTimestamp) // n is zero if the user may not read it
 	m.NamespaceUID = string(n.UID)
 	if e.o.Consent == nil || e.o.Consent.Trusts(m) == nil {
 		return nil
@@ -336,7 +335,7 @@ func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 	if err != nil {
 		return fmt.Errorf("reading the Deployment back: %w", err)
 	}
-	if err := checkShape(d); err != nil { // somebody adds to it, with the apply of another field manager for instance
+	if err := checkShape(d); err != nil { // another field manager may have added to it
 		return err
 	}
 	e.generation, e.result.Image, e.result.Installed = d.Generation, o.Image, true
@@ -354,11 +353,8 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 		reason = "you may not " + missing[0].String()
 	} else if err := applyAll(ctx, e.kube, rightsObjects(o)); apierrors.IsForbidden(err) {
 		reason = "the API server forbids it: " + err.Error()
-	} else if err != nil {
-		return err
 	} else {
-		e.result.RBAC = true
-		return nil
+		return err
 	}
 	e.warn("the traffic manager gets no rights of its own (%s). It dials ClusterIPs directly, which requires "+
 		"kube-proxy, "+
@@ -379,7 +375,7 @@ func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 			return err
 		}
 	}
-	e.result.Image, e.result.Manager = ImageOf(d.Spec.Template.Spec), identify(d, s.namespace, s.namespaceErr)
+	e.result.Image, e.result.Manager = managerImage(d.Spec.Template.Spec), identify(d, s.namespace, s.namespaceErr)
 	if e.o.Consent != nil {
 		if err := e.o.Consent.Trusts(e.result.Manager); err != nil {
 			return err
@@ -397,7 +393,7 @@ func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 		e.tellInstall("upgrading from image %s to %s", e.result.Image, e.o.Image)
 		return e.applyManager(ctx, ns)
 	case broken && e.release == nil && len(lacking(ctx, e.kube, toInstall(ns))) == 0:
-		// Nobody's session can break with it.
+		// No session can break: no pod serves one.
 		e.warn("the traffic manager in %s did not run with image %s: it now has %s", ns, e.result.Image, e.o.Image)
 		return e.applyManager(ctx, ns)
 	}
@@ -407,8 +403,8 @@ func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 	return e.repair(ctx, ns, s, broken)
 }
 
-// pullAgain deletes the pods whose image could not be pulled, as far as the user may: their successors are pulled at
-// once, while the kubelet waits up to five minutes before it tries again.
+// pullAgain deletes the pods whose image could not be pulled, if the user may. The kubelet pulls the image of their
+// successors at once, but waits up to five minutes before it retries a failed pull.
 func (e *ensurer) pullAgain(ctx context.Context, ns string) {
 	stuck := e.unpullable(ctx, ns)
 	if len(stuck) == 0 || len(lacking(ctx, e.kube,
@@ -419,14 +415,14 @@ func (e *ensurer) pullAgain(ctx context.Context, ns string) {
 	for _, p := range stuck {
 		err := e.kube.CoreV1().Pods(ns).Delete(ctx, p.Name,
 			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}})
-		// the wait for the pod says the rest
+		// the wait for a pod reports a problem that remains
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			e.tellInstall("deleting the pod %s: %v", p.Name, err)
 		}
 	}
 }
 
-// broken reports whether nobody can be using the manager, and waiting will hardly mend it.
+// broken reports whether nobody can be using the manager, and waiting will probably not repair it.
 func (e *ensurer) broken(ctx context.Context, ns string, d *appsv1.Deployment) bool {
 	if d.Status.AvailableReplicas > 0 || d.Status.ObservedGeneration != d.Generation {
 		return false
@@ -475,20 +471,18 @@ func (e *ensurer) parts(ns string) []part {
 		{getter(rbac.ClusterRoles(), clusterName(ns)), clusterRole(ns), toApply(rbacv1.GroupName, "clusterroles", "")},
 		{getter(rbac.ClusterRoleBindings(), clusterName(ns)), clusterRoleBinding(ns),
 			toApply(rbacv1.GroupName, "clusterrolebindings", "")},
-		{getter(rbac.Roles(ns), UserRole), userRole(ns), toApply(rbacv1.GroupName, "roles", ns)},
+		{getter(rbac.Roles(ns), userRoleName), userRole(ns), toApply(rbacv1.GroupName, "roles", ns)},
 	}
 }
 
-// repair restores missing objects besides the Deployment, if the user may. Otherwise the manager reports what it lacks.
-// repair does not change the Deployment, which another tool may manage, nor anything of a Helm release.
+// repair restores missing objects besides the Deployment, if the user may. Otherwise the manager reports the rights
+// that it lacks. repair does not change the Deployment, which another tool may manage, nor any object of a Helm release.
 func (e *ensurer) repair(ctx context.Context, ns string, s *survey, broken bool) error {
-	errs := s.parts
-	e.result.RBAC = errs[1] == nil && errs[2] == nil
 	if e.release != nil {
 		return nil
 	}
 	for i, c := range e.parts(ns) {
-		if !apierrors.IsNotFound(errs[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
+		if !apierrors.IsNotFound(s.parts[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
 			continue
 		}
 		if err := apply(ctx, e.kube, c.obj); apierrors.IsForbidden(err) {
@@ -519,8 +513,8 @@ func (e *ensurer) restart(ctx context.Context, ns string) error {
 	return nil
 }
 
-// ImageOf returns the image of the traffic manager in a pod or a template, or "".
-func ImageOf(spec corev1.PodSpec) string {
+// managerImage returns the image of the traffic manager in a pod or a template, or "".
+func managerImage(spec corev1.PodSpec) string {
 	for _, c := range spec.Containers {
 		if c.Name == containerName {
 			return c.Image

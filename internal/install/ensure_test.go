@@ -147,33 +147,33 @@ func TestEnsureInstallsWhatTheUserMayInstall(t *testing.T) {
 		options      Options
 		want         Result
 		changes      []string
-		err          string // and nothing else is looked at
+		err          string // then the test checks nothing else
 		hint         string
 	}{
 		{
 			name: "admin, fresh", objects: []runtime.Object{inNamespace("kubevpn", ready)}, options: Options{FallbackNamespace: "team"},
-			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: image, Installed: true, RBAC: true}, changes: everything,
+			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: image, Installed: true}, changes: everything,
 		},
 		{
 			name: "there already", objects: installed("kubevpn", image),
-			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: image, RBAC: true},
+			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: image},
 		},
 		{
 			name: "other image", objects: installed("kubevpn", "registry.example/kubevpn:0"),
-			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: "registry.example/kubevpn:0", RBAC: true, Warnings: []string{otherImage}, ImageWarning: otherImage},
+			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: "registry.example/kubevpn:0", Warnings: []string{otherImage}, ImageWarning: otherImage},
 		},
 		{
 			name: "upgrade", objects: installed("kubevpn", "registry.example/kubevpn:0"), options: Options{Upgrade: true},
-			want:    Result{Namespace: "kubevpn", Pod: "manager-pod", Image: "registry.example/kubevpn:0", Installed: true, RBAC: true},
+			want:    Result{Namespace: "kubevpn", Pod: "manager-pod", Image: "registry.example/kubevpn:0", Installed: true},
 			changes: everything[1:],
 		},
 		{
 			name: "upgrade of the same", objects: installed("kubevpn", image), options: Options{Upgrade: true},
-			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: image, RBAC: true},
+			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: image},
 		},
 		{
 			name: "account and binding deleted", objects: without[*corev1.ServiceAccount](installed("kubevpn", image)),
-			want:    Result{Namespace: "kubevpn", Pod: "manager-pod", Image: image, RBAC: true},
+			want:    Result{Namespace: "kubevpn", Pod: "manager-pod", Image: image},
 			changes: []string{"patch serviceaccounts kubevpn/kubevpn-traffic-manager"},
 		},
 		{
@@ -201,7 +201,7 @@ func TestEnsureInstallsWhatTheUserMayInstall(t *testing.T) {
 		},
 		{
 			name: "the review said yes", secret: "patch:deployments@kubevpn", objects: []runtime.Object{inNamespace("team", ready), namespaceObject("kubevpn"), namespaceObject("team")}, options: Options{FallbackNamespace: "team"},
-			want: Result{Namespace: "team", Pod: "manager-pod", Image: image, Installed: true, RBAC: true, Warnings: []string{
+			want: Result{Namespace: "team", Pod: "manager-pod", Image: image, Installed: true, Warnings: []string{
 				"the traffic manager runs in the namespace team: you may not install it in kubevpn. To use one for the whole cluster, ask a cluster admin to run" + askAdmin}},
 			changes: []string{
 				"patch clusterroles /kubevpn-traffic-manager-kubevpn", "patch clusterrolebindings /kubevpn-traffic-manager-kubevpn", "patch roles kubevpn/kubevpn-traffic-manager-user", "patch serviceaccounts kubevpn/kubevpn-traffic-manager",
@@ -290,7 +290,7 @@ func TestAPIServersAreTheReadyEndpoints(t *testing.T) {
 }
 
 func TestRemoveDeletesOnlyOwnObjects(t *testing.T) {
-	binding := clusterRoleBinding("other") // another manager's
+	binding := clusterRoleBinding("other") // of another manager
 	tests := []struct {
 		name    string
 		deny    string
@@ -355,7 +355,7 @@ func TestRemoveFailsWhileLaptopsAreConnected(t *testing.T) {
 		{1, nil, "a laptop is connected through this traffic manager"},
 		{3, nil, "3 laptops are connected through this traffic manager"},
 		{0, nil, ""},
-		{0, errors.New("no answer"), ""}, // the manager may be broken: a warning
+		{0, errors.New("no answer"), ""}, // the manager may be broken: only a warning
 	} {
 		w := newWorld("", "", installed("kubevpn", image)...)
 		warned := false

@@ -16,9 +16,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// DirectName is the name of the Service by which laptops reach the proxy port without the API server, for the transport
+// directName is the name of the Service by which laptops reach the proxy port without the API server, for the transport
 // direct. It exists only if an admin asks for it.
-const DirectName = ManagerName + "-direct"
+const directName = ManagerName + "-direct"
 
 // The values of Options.Expose. Empty: an existing Service stays as it is.
 const (
@@ -30,7 +30,7 @@ const (
 // Exposures returns the values of Options.Expose.
 func Exposures() []string { return []string{ExposeNodePort, ExposeLoadBalancer, ExposeNone} }
 
-// directObjects returns the Service, if it is to exist.
+// directObjects returns the Service for Options.Expose, or none.
 func directObjects(o Options) []runtime.Object {
 	kind := corev1.ServiceTypeNodePort
 	switch o.Expose {
@@ -42,7 +42,7 @@ func directObjects(o Options) []runtime.Object {
 	}
 	return []runtime.Object{&corev1.Service{
 		TypeMeta:   typeMeta("v1", "Service"),
-		ObjectMeta: meta(o.namespace(), DirectName),
+		ObjectMeta: meta(o.namespace(), directName),
 		Spec: corev1.ServiceSpec{
 			Type:           kind,
 			Selector:       selectorLabels(),
@@ -72,14 +72,14 @@ func (e *ensurer) expose(ctx context.Context) error {
 	}
 	ns, services := e.o.namespace(), e.kube.CoreV1().Services(e.o.namespace())
 	if e.o.Expose == ExposeNone {
-		err := services.Delete(ctx, DirectName, metav1.DeleteOptions{})
+		err := services.Delete(ctx, directName, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("deleting the Service %s/%s: %w", ns, DirectName, err)
+			return fmt.Errorf("deleting the Service %s/%s: %w", ns, directName, err)
 		}
-		e.result.Exposed = fmt.Sprintf("The Service %s/%s has been removed.", ns, DirectName)
+		e.result.Exposed = fmt.Sprintf("The Service %s/%s has been removed.", ns, directName)
 		return nil
 	}
 	if missing := lacking(ctx, e.kube, toApply("", "services", ns)); len(missing) > 0 {
@@ -88,9 +88,9 @@ func (e *ensurer) expose(ctx context.Context) error {
 	if err := applyAll(ctx, e.kube, directObjects(e.o)); err != nil {
 		return err
 	}
-	s, err := services.Get(ctx, DirectName, metav1.GetOptions{})
+	s, err := services.Get(ctx, directName, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("reading the Service %s/%s back: %w", ns, DirectName, err)
+		return fmt.Errorf("reading the Service %s/%s back: %w", ns, directName, err)
 	}
 	e.result.Exposed = describeExposed(s)
 	return nil

@@ -29,8 +29,6 @@ const (
 	// handoverTimeout limits the time from the gateway's start until the manager has its device.
 	handoverTimeout = time.Minute
 
-	labelEnforce = "pod-security.kubernetes.io/enforce"
-
 	stepGateway = "Adding the gateway"
 )
 
@@ -41,8 +39,8 @@ type GatewayOptions struct {
 	Namespace string
 	Pod       string
 	Image     string // of the trusted manager's Deployment; the images of the pod do not matter
-	// Relabel allows to label a namespace privileged that kubevpn has created and that enforces pod security. It is for
-	// a user who asks for the system netstack.
+	// Relabel lets AddGateway label the namespace privileged if kubevpn created it and it enforces pod security. It is
+	// for a user who asks for the system netstack.
 	Relabel  bool
 	Progress func(api.Event) // may be nil
 	// Ready is closed when the manager has the gateway's device, and AddGateway waits for that. Nil: AddGateway waits
@@ -76,7 +74,7 @@ func AddGateway(ctx context.Context, c *cluster.Cluster, o GatewayOptions) error
 	return nil
 }
 
-// gatewayContainer is admitted where pod security enforces "privileged".
+// gatewayContainer returns the gateway's container, which needs the Pod Security level "privileged".
 func gatewayContainer(name, image string, privileged bool) corev1.EphemeralContainer {
 	security := &corev1.SecurityContext{
 		RunAsUser:              new(int64(0)),
@@ -177,7 +175,7 @@ func enforced(err error) bool {
 	return apierrors.IsForbidden(err) && cluster.PodSecurityViolation(err.Error()) != ""
 }
 
-// refusal returns the error for the user for an error of add.
+// refusal converts an error of add to one for the user.
 func (g *adder) refusal(ctx context.Context, err error) error {
 	if !apierrors.IsForbidden(err) {
 		return err
@@ -192,7 +190,7 @@ func (g *adder) refusal(ctx context.Context, err error) error {
 	if !enforced(err) {
 		return err // from a webhook or a quota: cluster.Explain explains it
 	}
-	label := fmt.Sprintf("kubectl label namespace %s %s=privileged --overwrite", ns, labelEnforce)
+	label := fmt.Sprintf("kubectl label namespace %s %s=privileged --overwrite", ns, cluster.PodSecurityLabel)
 	return api.Errorf(api.ExitNetstack, "pod security does not admit the gateway in the namespace %s: %s", ns,
 		cluster.PodSecurityViolation(err.Error())).
 		WithHint("Ask a cluster admin to run\n  %s", label)
@@ -217,7 +215,7 @@ func (g *adder) relabellable(ctx context.Context) (*corev1.Namespace, error) {
 
 // relabel sets the level of pod security that the namespace enforces.
 func (g *adder) relabel(ctx context.Context, level string) error {
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, labelEnforce, level)
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, cluster.PodSecurityLabel, level)
 	_, err := g.kube.CoreV1().Namespaces().Patch(ctx, g.o.Namespace, types.StrategicMergePatchType, []byte(patch),
 		metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
@@ -281,7 +279,7 @@ func (g *adder) ensure(ctx context.Context, privileged bool) (name string, added
 	return name, added, nil
 }
 
-// addRelabelled labels the namespace and adds the container. refused is the error before.
+// addRelabelled labels the namespace and adds the container. refused is the error of add without the label.
 func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged bool,
 	refused error) (name string, added bool, err error) {
 	n, err := g.relabellable(ctx)
@@ -291,14 +289,14 @@ func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged boo
 	if n == nil {
 		return "", false, refused
 	}
-	before := n.Labels[labelEnforce]
-	g.o.tell("labelling the namespace %s: %s=privileged, which was %s", p.Namespace, labelEnforce, before)
+	before := n.Labels[cluster.PodSecurityLabel]
+	g.o.tell("labelling the namespace %s: %s=privileged, which was %s", p.Namespace, cluster.PodSecurityLabel, before)
 	if err := g.relabel(ctx, "privileged"); err != nil {
 		return "", false, err
 	}
 	// Each API server has its own copy of the namespaces, which may be outdated for a moment: 10 tries in 5 s.
-	follows := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10}
-	gaveUp := wait.ExponentialBackoffWithContext(ctx, follows, func(ctx context.Context) (bool, error) {
+	backoff := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10}
+	gaveUp := wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (bool, error) {
 		name, added, err = g.add(ctx, p, privileged, false)
 		return !enforced(err), nil
 	})

@@ -49,8 +49,8 @@ type kubelet struct {
 	*world
 	t      *testing.T
 	states []corev1.ContainerState
-	stolen bool // the first name that is tried is another laptop's by then
-	late   int  // so often pod security judges by the namespace's label of before
+	stolen bool // another laptop has taken the first name
+	late   int  // how often pod security uses the previous label of the namespace
 	added  []string
 }
 
@@ -75,7 +75,7 @@ func (k *kubelet) patch(a k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, err
 	}
 	group := schema.GroupResource{Resource: "pods"}
-	level := obj.(*corev1.Namespace).Labels[labelEnforce]
+	level := obj.(*corev1.Namespace).Labels[cluster.PodSecurityLabel]
 	if level == "privileged" && k.late > 0 {
 		k.late--
 		level = "restricted"
@@ -117,7 +117,7 @@ func (k *kubelet) patch(a k8stesting.Action) (bool, runtime.Object, error) {
 func aNamespace(level string, ours bool) *corev1.Namespace {
 	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kubevpn", Labels: map[string]string{}}}
 	if level != "" {
-		n.Labels[labelEnforce] = level
+		n.Labels[cluster.PodSecurityLabel] = level
 	}
 	if ours {
 		n.Annotations = map[string]string{annotationCreated: "true"}
@@ -137,13 +137,13 @@ func TestGatewayIsAddedOnlyWhereItIsAdmitted(t *testing.T) {
 		states    []corev1.ContainerState
 		stolen    bool
 		relabel   bool
-		may       string // "": MayAddGateway says yes
+		may       string // the error of MayAddGateway; "": none
 		added     []string
-		level     string // of pod security afterwards
+		level     string // the label of the namespace afterwards
 		code      api.ExitCode
 		err       string
 		hint      string
-		gone      bool // is ErrPodGone
+		gone      bool // the error is ErrPodGone
 	}{
 		{name: "first", namespace: open, states: states(runs), added: []string{"gateway-1 " + image}},
 		{name: "there", namespace: open, pod: []func(*corev1.Pod){gateway("gateway-1", image, runs)}},
@@ -213,7 +213,7 @@ func TestGatewayIsAddedOnlyWhereItIsAdmitted(t *testing.T) {
 			if nerr != nil {
 				t.Fatal(nerr)
 			}
-			if level := n.(*corev1.Namespace).Labels[labelEnforce]; level != tt.level {
+			if level := n.(*corev1.Namespace).Labels[cluster.PodSecurityLabel]; level != tt.level {
 				t.Errorf("pod security is %q, want %q", level, tt.level)
 			}
 			if tt.err == "" {
@@ -243,7 +243,7 @@ func TestAddGatewayFailsWithoutAPod(t *testing.T) {
 
 // The API server's admission plugin sees a new label with a delay.
 func TestAddGatewayRetriesUntilTheLabelTakesEffect(t *testing.T) {
-	for _, before := range []string{"restricted", "privileged"} { // the latter: another laptop has just set it
+	for _, before := range []string{"restricted", "privileged"} { // another laptop has just set "privileged"
 		t.Run(before, func(t *testing.T) {
 			k := newKubelet(t, "", []corev1.ContainerState{runs}, aNamespace(before, true), inNamespace("kubevpn", ready))
 			k.late = 3
@@ -262,7 +262,7 @@ func TestRejectedGatewayRestoresTheLabel(t *testing.T) {
 		if err != nil {
 			return true, nil, err
 		}
-		if n.(*corev1.Namespace).Labels[labelEnforce] == "restricted" {
+		if n.(*corev1.Namespace).Labels[cluster.PodSecurityLabel] == "restricted" {
 			return false, nil, nil
 		}
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "manager-pod", errors.New(`admission webhook "policy" denied the request: no root`))
@@ -272,7 +272,7 @@ func TestRejectedGatewayRestoresTheLabel(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	n, err := k.CoreV1().Namespaces().Get(t.Context(), "kubevpn", metav1.GetOptions{})
-	if err != nil || n.Labels[labelEnforce] != "restricted" {
+	if err != nil || n.Labels[cluster.PodSecurityLabel] != "restricted" {
 		t.Errorf("%v, %v", n.Labels, err)
 	}
 }
@@ -307,14 +307,14 @@ func TestAddGatewayReplacesOneThatEndsUnnoticed(t *testing.T) {
 	k := newKubelet(t, "", []corev1.ContainerState{runs}, aNamespace("", false), inNamespace("kubevpn", ready, gateway("gateway-1", image, runs)))
 	done := make(chan struct{})
 	k.PrependWatchReactor("pods", func(a k8stesting.Action) (bool, watch.Interface, error) {
-		// As soon as it is watched, the end is known.
+		// The API server learns of the end when the watch begins.
 		obj, err := k.Tracker().Get(a.GetResource(), "kubevpn", "manager-pod")
 		if err != nil {
 			return true, nil, err
 		}
 		p := obj.(*corev1.Pod).DeepCopy()
 		if len(p.Spec.EphemeralContainers) > 1 {
-			close(done) // the manager has the second one's device
+			close(done) // the manager has the device of the second gateway
 			return false, nil, nil
 		}
 		p.Status.EphemeralContainerStatuses[0].State = ends(137, "")

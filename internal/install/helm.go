@@ -47,7 +47,7 @@ func releaseIn(ctx context.Context, kube kubernetes.Interface, namespace string)
 	return nil, nil
 }
 
-// refuse returns the error for a change that is up to Helm.
+// refuse returns the error for a change that only Helm may make. command is the Helm command for it.
 func (r release) refuse(command string) error {
 	return api.Errorf(api.ExitManaged,
 		"the traffic manager in the namespace %s belongs to the Helm release %s, and kubevpn does not change it",

@@ -22,7 +22,7 @@ type Inspection struct {
 	Node      string // of Pod
 	Image     string
 	Problem   *api.Error           // why the manager cannot be used, or installed; nil: it can
-	Starting  bool                 // the Problem is that it is not ready yet; Ensure waits
+	Starting  bool                 // Problem says that the manager is not ready yet; Ensure waits for it
 	Lacking   []cluster.Permission // that the user needs to use it, or to install it
 	Ask       string               // the commands with which an admin lets the user use it
 	Security  string               // the Pod Security level that the namespace enforces; empty: none, or unknown
@@ -57,11 +57,13 @@ func (e *ensurer) inspect(ctx context.Context, ns string) (Inspection, error) {
 	s := e.survey(ctx, ns)
 	i := Inspection{Namespace: ns, Lacking: s.lacking}
 	if s.namespaceErr == nil {
-		i.Security = s.namespace.Labels[labelEnforce]
+		i.Security = s.namespace.Labels[cluster.PodSecurityLabel]
 	}
-	switch _, p, denied := denialOf(s.managerErr); {
+	switch _, p, denied := cluster.Denial(s.managerErr); {
 	case denied:
 		i.Lacking = append(i.Lacking, p)
+	case apierrors.IsForbidden(s.managerErr):
+		i.Lacking = append(i.Lacking, cluster.Permission{Verb: "get", Group: "apps", Resource: "deployments"})
 	case apierrors.IsNotFound(s.managerErr):
 		needs := append(toInstall(ns), toUse(ns)...)
 		if apierrors.IsNotFound(s.namespaceErr) {
@@ -80,20 +82,9 @@ func (e *ensurer) inspect(ctx context.Context, ns string) (Inspection, error) {
 	return i, nil
 }
 
-// denialOf reports whether an error is RBAC's.
-func denialOf(err error) (user string, p cluster.Permission, denied bool) {
-	if !apierrors.IsForbidden(err) {
-		return "", p, false
-	}
-	if user, p, known := cluster.Denial(err); known {
-		return user, p, true
-	}
-	return "", cluster.Permission{Verb: "get", Group: "apps", Resource: "deployments"}, true
-}
-
 // inspectManager judges the manager at this moment. It does not wait for a problem to end.
 func (e *ensurer) inspectManager(ctx context.Context, i *Inspection, s *survey) {
-	i.Installed, i.Image = true, ImageOf(s.manager.Spec.Template.Spec)
+	i.Installed, i.Image = true, managerImage(s.manager.Spec.Template.Spec)
 	if err := checkShape(s.manager); err != nil {
 		i.Problem = api.AsError(err)
 		return
@@ -102,7 +93,7 @@ func (e *ensurer) inspectManager(ctx context.Context, i *Inspection, s *survey) 
 		pods: s.pods})
 	switch {
 	case v.ready:
-		i.Pod, i.Node, i.Image = v.pod.Name, v.pod.Spec.NodeName, ImageOf(v.pod.Spec)
+		i.Pod, i.Node, i.Image = v.pod.Name, v.pod.Spec.NodeName, managerImage(v.pod.Spec)
 	case v.problem != nil:
 		i.Problem = v.problem.err
 	default:
@@ -112,7 +103,7 @@ func (e *ensurer) inspectManager(ctx context.Context, i *Inspection, s *survey) 
 	}
 }
 
-// replicaSets returns those of the manager, as far as the user may list them.
+// replicaSets returns the ReplicaSets of the manager, or none if the user may not list them.
 func (e *ensurer) replicaSets(ctx context.Context, ns string) (sets []*appsv1.ReplicaSet) {
 	list, err := e.kube.AppsV1().ReplicaSets(ns).List(ctx, managerPods())
 	if err != nil {
@@ -130,7 +121,7 @@ type Rights struct {
 	Needs []cluster.Permission
 }
 
-// RightsTable returns what the user of a namespace can be allowed to do, with a traffic manager in another one.
+// RightsTable returns the rights that the commands need in a namespace, with a traffic manager in another one.
 func RightsTable(manager, namespace string) []Rights {
 	in := func(group, resource string, verbs ...string) []cluster.Permission {
 		return each(verbs, cluster.Permission{Group: group, Resource: resource, Namespace: namespace})
@@ -156,7 +147,7 @@ func RightsTable(manager, namespace string) []Rights {
 	}
 }
 
-// Check returns the rights as the cluster reviews them. If it does not answer, the user is assumed to have them.
+// Check asks the cluster which of the rights the user has. If it does not answer, Check assumes that the user has them.
 func Check(ctx context.Context, c *cluster.Cluster, table []Rights) []api.Right {
 	return check(ctx, c.Kube(), table)
 }
@@ -184,7 +175,7 @@ func check(ctx context.Context, kube kubernetes.Interface, table []Rights) []api
 	return out
 }
 
-// AnyPod returns a pod of the namespace that runs, or "". It prefers none.
+// AnyPod returns the name of any running pod of the namespace, or "".
 func AnyPod(ctx context.Context, c *cluster.Cluster, namespace string) (string, error) {
 	list, err := c.Kube().CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: "status.phase=" + string(corev1.PodRunning), Limit: 1})

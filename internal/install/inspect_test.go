@@ -23,7 +23,7 @@ func TestInspectSeesWhatEnsureWouldUse(t *testing.T) {
 	team.Name = "team"
 	for _, tt := range []struct {
 		name, deny string
-		image      string // of this program
+		image      string // in Options
 		objects    []runtime.Object
 		want       Inspection
 		lacking    string

@@ -18,7 +18,7 @@ import (
 // snapshot is the state of the watched objects at one moment.
 type snapshot struct {
 	namespace  string
-	generation int64              // the Deployment must be at least this, seen by its controller; 0: any
+	generation int64              // the least that the Deployment's controller must have observed; 0: any
 	deployment *appsv1.Deployment // nil: none, or the user may not watch it
 	sets       []*appsv1.ReplicaSet
 	pods       []*corev1.Pod
@@ -41,8 +41,8 @@ type problem struct {
 // How long a problem may last.
 const (
 	graceNone   = time.Duration(0)
-	graceRetry  = 4 * time.Second  // controllers and the kubelet try again within
-	graceRoom   = 15 * time.Second // a node may come or get room
+	graceRetry  = 4 * time.Second  // controllers and the kubelet retry within this time
+	graceRoom   = 15 * time.Second // a node may join or become free
 	graceUnsure = 10 * time.Second
 )
 

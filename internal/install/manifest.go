@@ -2,7 +2,6 @@ package install
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -41,13 +40,9 @@ func Manifest(o Options) ([]byte, error) {
 
 // applied returns obj for server-side apply: only the fields that kubevpn sets.
 func applied(obj runtime.Object) (map[string]any, error) {
-	data, err := json.Marshal(obj)
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
 		return nil, fmt.Errorf("writing %T: %w", obj, err)
-	}
-	var fields map[string]any
-	if err := json.Unmarshal(data, &fields); err != nil {
-		return nil, fmt.Errorf("reading %T back: %w", obj, err)
 	}
 	delete(fields, "status")
 	prune(fields)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/version"
 )
 
@@ -22,8 +23,8 @@ const (
 	DefaultNamespace = "kubevpn"
 	// ManagerName is the name of the Deployment and of what belongs to it.
 	ManagerName = "kubevpn-traffic-manager"
-	// UserRole is the Role in the manager's namespace that an admin binds to those who may connect.
-	UserRole = ManagerName + "-user"
+	// userRoleName is the Role in the manager's namespace that an admin binds to those who may connect.
+	userRoleName = ManagerName + "-user"
 	// containerName is the only container of the manager's pod.
 	containerName = "manager"
 
@@ -46,7 +47,7 @@ const (
 
 // Options configures Ensure and Manifest.
 type Options struct {
-	// Namespace of the traffic manager. Empty: DefaultNamespace, or FallbackNamespace without rights in that.
+	// Namespace of the traffic manager. Empty: DefaultNamespace, or FallbackNamespace if the user lacks rights there.
 	Namespace         string
 	FallbackNamespace string          // the user's current namespace
 	Image             string          // reference of the traffic manager's image
@@ -66,7 +67,7 @@ func (o Options) namespace() string { return cmp.Or(o.Namespace, DefaultNamespac
 
 // namespaces returns the namespaces in which the manager can be, the preferred one first.
 func (o Options) namespaces() []string {
-	if o.Namespace != "" || o.FallbackNamespace == "" {
+	if o.Namespace != "" || o.FallbackNamespace == "" || o.FallbackNamespace == DefaultNamespace {
 		return []string{o.namespace()}
 	}
 	return []string{DefaultNamespace, o.FallbackNamespace}
@@ -117,7 +118,7 @@ func clusterMeta(namespace string) metav1.ObjectMeta {
 // namespaceObject returns the namespace that kubevpn creates. It enforces the "restricted" Pod Security level.
 func namespaceObject(name string) *corev1.Namespace {
 	m := meta("", name)
-	m.Labels["pod-security.kubernetes.io/enforce"] = "restricted"
+	m.Labels[cluster.PodSecurityLabel] = "restricted"
 	m.Annotations = map[string]string{annotationCreated: "true"}
 	return &corev1.Namespace{TypeMeta: typeMeta("v1", "Namespace"), ObjectMeta: m}
 }
@@ -173,7 +174,7 @@ func clusterRoleBinding(namespace string) *rbacv1.ClusterRoleBinding {
 func userRole(namespace string) *rbacv1.Role {
 	return &rbacv1.Role{
 		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "Role"),
-		ObjectMeta: meta(namespace, UserRole),
+		ObjectMeta: meta(namespace, userRoleName),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: []string{"create", "get"}},

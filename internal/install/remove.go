@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metaapi "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metalabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
@@ -114,8 +113,8 @@ func targetsOf[T any, L runtime.Object](kind string, need cluster.Permission, o 
 			return nil, fmt.Errorf("looking for objects of the traffic manager: %w", err)
 		}
 		return targets, metaapi.EachListItem(list, func(obj runtime.Object) error {
-			// of the bindings, those that an admin has made for users of the traffic manager
-			if b, ok := obj.(*rbacv1.RoleBinding); !ok || b.RoleRef.Kind == "Role" && b.RoleRef.Name == UserRole {
+			// of RoleBindings, only those that an admin made for users of the traffic manager
+			if b, ok := obj.(*rbacv1.RoleBinding); !ok || b.RoleRef.Kind == "Role" && b.RoleRef.Name == userRoleName {
 				targets = append(targets, newTarget[T](kind, need, obj.(metav1.Object).GetName(), c))
 			}
 			return nil
@@ -141,8 +140,8 @@ func (r *remover) run(ctx context.Context) ([]Removed, error) {
 		needs = append(needs, t.need)
 	}
 	if missing := lacking(ctx, r.kube, needs); len(missing) > 0 {
-		return nil, api.Errorf(api.ExitPermission, "cannot remove the traffic manager from %[2]s: you may not %[1]s",
-			missing[0], r.ns).
+		return nil, api.Errorf(api.ExitPermission, "cannot remove the traffic manager from %s: you may not %s", r.ns,
+			missing[0]).
 			WithHint("Nothing was deleted. Ask a cluster admin to run `kubevpn uninstall --manager-namespace %s`.",
 				r.ns)
 	}
@@ -184,13 +183,12 @@ func (r *remover) guard(ctx context.Context) error {
 	if r.o.Connected == nil {
 		return nil
 	}
-	pods, err := r.kube.CoreV1().Pods(r.ns).List(ctx,
-		metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()})
+	pods, err := listManagerPods(ctx, r.kube, r.ns)
 	if err != nil {
 		return fmt.Errorf("looking for the traffic manager's pod: %w", err)
 	}
-	for i := range pods.Items {
-		if p := &pods.Items[i]; rank(p) > 0 && p.DeletionTimestamp == nil {
+	for _, p := range pods {
+		if rank(p) > 0 && p.DeletionTimestamp == nil {
 			return r.checkConnected(ctx, p.Name)
 		}
 	}
@@ -268,11 +266,11 @@ func (r *remover) others(ctx context.Context) (string, error) {
 	o := metav1.ListOptions{LabelSelector: labelComponent + "!=traffic-manager", Limit: 10}
 	pods, err := r.kube.CoreV1().Pods(r.ns).List(ctx, o)
 	if err != nil {
-		return "", fmt.Errorf("looking for what else is in %s: %w", r.ns, err)
+		return "", fmt.Errorf("listing the other pods in %s: %w", r.ns, err)
 	}
 	services, err := r.kube.CoreV1().Services(r.ns).List(ctx, o)
 	if err != nil {
-		return "", fmt.Errorf("looking for what else is in %s: %w", r.ns, err)
+		return "", fmt.Errorf("listing the other Services in %s: %w", r.ns, err)
 	}
 	var names []string
 	for _, p := range pods.Items {
@@ -293,7 +291,7 @@ func (r *remover) gone(ctx context.Context, t target) error {
 	defer cancel()
 	for {
 		err := t.get(ctx)
-		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) { // one's right to see it may have gone first
+		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) { // the right to read it may end first
 			return nil
 		}
 		if err != nil && ctx.Err() == nil {

@@ -2,11 +2,13 @@ package install
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -40,6 +42,7 @@ func lacking(ctx context.Context, kube kubernetes.Interface, permissions []clust
 	return missing
 }
 
+// each returns p with each of the verbs.
 func each(verbs []string, p cluster.Permission) []cluster.Permission {
 	var all []cluster.Permission
 	for _, verb := range verbs {
@@ -69,10 +72,9 @@ func toUse(namespace string) []cluster.Permission {
 // toGrant returns the permissions to grant the manager its rights. RBAC also requires that the user holds those rights,
 // which only the attempt shows.
 func toGrant(namespace string) []cluster.Permission {
-	const group = "rbac.authorization.k8s.io"
-	all := toApply(group, "clusterroles", "")
-	all = append(all, toApply(group, "clusterrolebindings", "")...)
-	return append(all, toApply(group, "roles", namespace)...)
+	const group = rbacv1.GroupName
+	return slices.Concat(toApply(group, "clusterroles", ""), toApply(group, "clusterrolebindings", ""),
+		toApply(group, "roles", namespace))
 }
 
 // username returns the name of the user in the cluster, or "" if the cluster does not tell it.

@@ -15,8 +15,8 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// survey is everything that Ensure reads before it decides about a namespace. It is read at once, so that a manager
-// that runs costs one round trip.
+// survey is everything that Ensure reads before it decides about a namespace. Concurrent requests read it, so that
+// finding a running manager takes one round trip.
 type survey struct {
 	manager      *appsv1.Deployment
 	managerErr   error
@@ -42,13 +42,13 @@ func (e *ensurer) survey(ctx context.Context, ns string) *survey {
 	for i, p := range parts {
 		wg.Go(func() { s.parts[i] = p.look(ctx) })
 	}
-	wg.Go(func() { s.pods, _ = listManagerPods(ctx, e.kube, ns) }) // lacking says more
+	wg.Go(func() { s.pods, _ = listManagerPods(ctx, e.kube, ns) }) // lacking explains an error
 	wg.Wait()
 	return s
 }
 
-// ending reports whether the manager or its namespace is being deleted. A user who may not see the namespace learns it
-// from the requests that follow.
+// ending reports whether the manager or its namespace is being deleted. If the user may not see the namespace, later
+// requests report its deletion.
 func (s *survey) ending() bool {
 	return s.managerErr == nil &&
 		(s.manager.DeletionTimestamp != nil || s.namespaceErr == nil && s.namespace.DeletionTimestamp != nil)

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path"
@@ -94,7 +95,7 @@ func find(ctx context.Context, kube kubernetes.Interface, o Options, consent api
 		if err := consent.Trusts(now); err != nil {
 			return "", err
 		}
-		return ImageOf(d.Spec.Template.Spec), nil
+		return managerImage(d.Spec.Template.Spec), nil
 	}
 	return "", api.Errorf(api.ExitInstall,
 		"cannot find the image of the traffic manager: you can see no traffic manager in %s",
@@ -119,8 +120,8 @@ func readManager(ctx context.Context, kube kubernetes.Interface,
 
 // identify returns the identity of the Deployment's manager. n and err are the result of reading its namespace.
 func identify(d *appsv1.Deployment, n *corev1.Namespace, err error) api.TrustedManager {
-	m := manager(d.Namespace, ImageOf(d.Spec.Template.Spec), d.CreationTimestamp)
-	if err != nil { // in an older Role, users may not read the namespace
+	m := manager(d.Namespace, managerImage(d.Spec.Template.Spec), d.CreationTimestamp)
+	if err != nil { // an older Role does not allow users to read the namespace
 		m.NamespaceUID = "deployment:" + string(d.UID)
 		return m
 	}
@@ -201,10 +202,7 @@ func differences(s corev1.PodSpec) (all []string) {
 			}
 		}
 	}
-	account := s.ServiceAccountName
-	if account == "" {
-		account = s.DeprecatedServiceAccount
-	}
+	account := cmp.Or(s.ServiceAccountName, s.DeprecatedServiceAccount)
 	add(account != ManagerName, "its ServiceAccount is %q", account)
 	add(s.HostNetwork, "it uses its node's network (hostNetwork)")
 	add(s.HostPID, "it sees its node's processes (hostPID)")

@@ -89,7 +89,7 @@ func TestTunedDeploymentIsOurs(t *testing.T) {
 		s.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		s.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "registry"}}
 		s.PriorityClassName = "system-cluster-critical"
-		s.DeprecatedServiceAccount = ManagerName // the API server's
+		s.DeprecatedServiceAccount = ManagerName // as the API server sets it
 		s.Containers[0].Args = append(s.Containers[0].Args, "--proxy-listen", "")
 		s.Containers[0].Env = append(s.Containers[0].Env, corev1.EnvVar{Name: "TZ", Value: "UTC"})
 		s.Volumes = []corev1.Volume{{Name: "ca", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}}}
