@@ -17,15 +17,6 @@ import (
 	"kubevpn/internal/workloads"
 )
 
-// workloadTypes returns the built-in types with their short names in kubectl. Commands accept other types too, but
-// completing those would need API discovery.
-func workloadTypes() [][2]string {
-	return [][2]string{
-		{"deployment", "deploy"}, {"statefulset", "sts"}, {"daemonset", "ds"}, {"replicaset", "rs"},
-		{"cronjob", "cj"}, {"service", "svc"}, {"pod", "po"},
-	}
-}
-
 // listWorkloads returns at most completionLimit names of objects of a built-in type.
 func listWorkloads(ctx context.Context, kube kubernetes.Interface, kind, namespace string) ([]string, error) {
 	o := metav1.ListOptions{Limit: completionLimit}
@@ -38,6 +29,8 @@ func listWorkloads(ctx context.Context, kube kubernetes.Interface, kind, namespa
 		return namesOf(kube.AppsV1().DaemonSets(namespace).List(ctx, o))
 	case "replicaset":
 		return namesOf(kube.AppsV1().ReplicaSets(namespace).List(ctx, o))
+	case "replicationcontroller":
+		return namesOf(kube.CoreV1().ReplicationControllers(namespace).List(ctx, o))
 	case "cronjob":
 		return namesOf(kube.BatchV1().CronJobs(namespace).List(ctx, o))
 	case "service":
@@ -75,14 +68,13 @@ func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 			}
 			return offered, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 		}
-		types := workloadTypes()
-		n := slices.IndexFunc(types, func(t [2]string) bool { return kind == t[0] || kind == t[0]+"s" || kind == t[1] })
-		if n < 0 {
+		builtin, ok := workloads.BuiltinKind(kind)
+		if !ok {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		return k.completeFrom(cmd.Context(), a,
 			func(ctx context.Context, c *cluster.Cluster, namespace string) ([]cobra.Completion, error) {
-				names, err := listWorkloads(ctx, c.Kube(), types[n][0], namespace)
+				names, err := listWorkloads(ctx, c.Kube(), builtin.Type, namespace)
 				for i, name := range names {
 					names[i] = kind + "/" + name
 				}
@@ -91,15 +83,16 @@ func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 	}
 }
 
-// completeTypes completes types. It offers a short name only if prefix begins one.
+// completeTypes completes built-in types: others would need API discovery. It offers a short name only if prefix begins
+// one.
 func completeTypes(prefix string) []cobra.Completion {
 	var offered []cobra.Completion
-	for _, t := range workloadTypes() {
+	for _, k := range workloads.BuiltinKinds() {
 		switch {
-		case strings.HasPrefix(t[0], prefix):
-			offered = append(offered, t[0]+"/")
-		case prefix != "" && strings.HasPrefix(t[1], prefix):
-			offered = append(offered, t[1]+"/")
+		case strings.HasPrefix(k.Type, prefix):
+			offered = append(offered, k.Type+"/")
+		case prefix != "" && strings.HasPrefix(k.Short, prefix):
+			offered = append(offered, k.Short+"/")
 		}
 	}
 	return offered

@@ -131,7 +131,7 @@ contexts: [{name: here, context: {cluster: lab, user: ann, namespace: NAMESPACE}
 
 func TestCompletionOffersTypesAndNames(t *testing.T) {
 	a := namespaceServer(t)
-	types := []string{"deployment/", "statefulset/", "daemonset/", "replicaset/", "service/", "pod/"}
+	types := []string{"deployment/", "statefulset/", "daemonset/", "replicaset/", "replicationcontroller/", "service/", "pod/"}
 	tests := []struct {
 		name      string
 		command   string

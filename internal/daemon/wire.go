@@ -50,8 +50,8 @@ func (factory) Workload(ctx context.Context, account api.ConnectRequest, name st
 
 func workloadName(ctx context.Context, namespace, name string, load func() (*cluster.Cluster, error)) (string, error) {
 	kind, rest, _ := strings.Cut(name, "/")
-	if known := builtinKind(kind); known != "" {
-		return known + "/" + rest, nil
+	if known, ok := workloads.BuiltinKind(kind); ok {
+		return known.Type + "/" + rest, nil
 	}
 	c, err := load()
 	if err != nil {

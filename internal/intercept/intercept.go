@@ -306,7 +306,7 @@ func (i *Intercept) update(life context.Context, pods []corev1.Pod) {
 		p := &pods[n]
 		c := i.byUID[p.UID]
 		switch {
-		case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
+		case workloads.Finished(p):
 			continue
 		case p.DeletionTimestamp != nil && (c == nil || !c.active()): // an intercepted one may still serve requests
 			continue

@@ -126,8 +126,7 @@ func sidecarContainer(a workloads.Agent, name string) corev1.Container {
 		Args:            []string{"agent"},
 		Env: []corev1.EnvVar{
 			{Name: api.AgentOwnerVariable, Value: a.Owner},
-			// or the kubelet replaces $(NAME)
-			{Name: api.AgentNameVariable, Value: strings.ReplaceAll(a.OwnerName, "$", "$$")},
+			{Name: api.AgentNameVariable, Value: workloads.Literal(a.OwnerName)},
 			{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{
 				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIPs"},
 			}},

@@ -44,7 +44,7 @@ type Ephemeral struct {
 func (e Ephemeral) Add(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod,
 	dry bool) (name string, added bool, err error) {
 	for range addTries {
-		if p.DeletionTimestamp != nil || finished(p) {
+		if p.DeletionTimestamp != nil || Finished(p) {
 			return "", false, cluster.PodGone(p.Namespace, p.Name)
 		}
 		if e.Check != nil {

@@ -18,11 +18,8 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-const (
-	labelEnforce = "pod-security.kubernetes.io/enforce"
-	// agentAddress is the agent's environment variable with the addresses of its pod.
-	agentAddress = "POD_IP"
-)
+// agentAddress is the agent's environment variable with the addresses of its pod.
+const agentAddress = "POD_IP"
 
 // Agent describes a traffic agent for Inject.
 type Agent struct {
@@ -32,7 +29,7 @@ type Agent struct {
 	// InfoPort is the port of the pod's loopback address on which the agent sends the lines of its log for a while; 0:
 	// none. See api.AgentInfoPortVariable.
 	InfoPort uint16
-	// Replaced are the container names of the owner's agents that are about to end. They do not count.
+	// Replaced are the container names of the owner's agents that are about to end. Inject ignores them.
 	Replaced []string
 }
 
@@ -45,8 +42,8 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 		ImagePullPolicy: corev1.PullIfNotPresent,
 		Args:            []string{"agent"},
 		Env: []corev1.EnvVar{
-			{Name: api.AgentOwnerVariable, Value: literal(a.Owner)},
-			{Name: api.AgentNameVariable, Value: literal(a.OwnerName)},
+			{Name: api.AgentOwnerVariable, Value: Literal(a.Owner)},
+			{Name: api.AgentNameVariable, Value: Literal(a.OwnerName)},
 			{Name: agentAddress,
 				ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1",
 					FieldPath: "status.podIPs"}}},
@@ -69,8 +66,8 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 	return c
 }
 
-// literal escapes $(NAME), which the kubelet would replace.
-func literal(value string) string { return strings.ReplaceAll(value, "$", "$$") }
+// Literal escapes $(NAME), which the kubelet would expand, in a variable, command or argument of a container.
+func Literal(value string) string { return strings.ReplaceAll(value, "$", "$$") }
 
 // ephemeral returns the agent as an Ephemeral. An owner needs one agent in each pod.
 func (a Agent) ephemeral() Ephemeral {
@@ -79,7 +76,7 @@ func (a Agent) ephemeral() Ephemeral {
 		New:    a.container,
 		Serves: func(p *corev1.Pod, c corev1.EphemeralContainer) bool {
 			owned := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
-				return e.Name == api.AgentOwnerVariable && e.Value == literal(a.Owner)
+				return e.Name == api.AgentOwnerVariable && e.Value == Literal(a.Owner)
 			})
 			return owned && c.Image == a.Image && !hasEnded(p, c.Name) && !slices.Contains(a.Replaced, c.Name)
 		},
@@ -101,7 +98,7 @@ func (r workloads) mayPatch(ctx context.Context, w *Workload) error {
 	o := metav1.PatchOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}}
 	_, err := r.dynamic.Resource(w.Resource).Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType,
 		[]byte("{}"), o)
-	if user, p, ok := denial(err); ok {
+	if user, p, ok := cluster.Denial(err); ok {
 		return api.Errorf(api.ExitPermission, "you may not intercept %s: this requires the right to %s", w, p).
 			WithHint("Ask a cluster admin to run:\n%s", p.GrantCommands(user))
 	}
@@ -113,14 +110,6 @@ func (r workloads) mayPatch(ctx context.Context, w *Workload) error {
 			WithHint("`kubectl -n %s get %s` lists what there is.", w.Namespace, w.shown)
 	}
 	return fmt.Errorf("cannot check whether you may change %s: %w", w, err)
-}
-
-// denial returns the user and the missing permission from an error of RBAC.
-func denial(err error) (user string, p cluster.Permission, ok bool) {
-	if !apierrors.IsForbidden(err) {
-		return "", cluster.Permission{}, false
-	}
-	return cluster.Denial(err)
 }
 
 // noDryRun reports whether a webhook of the cluster does not support dry runs. The API server checks the user's
@@ -159,15 +148,14 @@ func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool)
 	return name, added, err
 }
 
-// refusal returns the error for the user for an error of Add. what is the container, and instead says what works
-// without it.
+// refusal converts an error of Add to one for the user. what names the container, and instead an alternative.
 func refusal(p *corev1.Pod, err error, what, instead string) error {
 	ns, message := p.Namespace, api.OneLine(err.Error())
 	violation := cluster.PodSecurityViolation(message)
 	if e := (*api.Error)(nil); errors.As(err, &e) {
 		return err
 	}
-	if user, permission, ok := denial(err); ok {
+	if user, permission, ok := cluster.Denial(err); ok {
 		return api.Errorf(api.ExitPermission,
 			"you may not add %s to the pod %s: this requires the right to %s", what, p.Name, permission).
 			WithHint("Ask a cluster admin to run:\n%s", permission.GrantCommands(user))
@@ -183,7 +171,7 @@ func refusal(p *corev1.Pod, err error, what, instead string) error {
 		return api.Errorf(api.ExitInject, "pod security does not admit %s in the namespace %s: %s", what, ns,
 			violation).
 			WithHint("%s Or ask a cluster admin to run\n  kubectl label namespace %s %s=privileged --overwrite",
-				instead, api.ShellQuote(ns), labelEnforce)
+				instead, api.ShellQuote(ns), cluster.PodSecurityLabel)
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err),
 		strings.Contains(message, "denied the request"):
 		// a policy's webhook, a quota or a static pod

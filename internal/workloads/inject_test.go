@@ -48,7 +48,7 @@ func with(name string, a Agent, states ...corev1.ContainerState) func(*corev1.Po
 	}
 }
 
-// ephemeral has the fake API server do what it lacks: add ephemeral containers as the real one does, without changing any.
+// ephemeral makes the fake API server add ephemeral containers as the real one does, without changing any.
 func ephemeral(t *testing.T, kube *fake.Clientset, refuse error) (added *[]string) {
 	added = new([]string)
 	kube.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
@@ -102,13 +102,13 @@ func TestInjectAddsAnAgentOnce(t *testing.T) {
 		Message: "the server could not find the requested resource", Details: &metav1.StatusDetails{}}}
 	for _, tt := range []struct {
 		name   string
-		seen   *corev1.Pod // as the laptop has it; nil: as it is
-		pod    *corev1.Pod // as it is; nil: none
+		seen   *corev1.Pod // the laptop's outdated copy; nil: pod
+		pod    *corev1.Pod // in the cluster; nil: none
 		refuse error
 		want   string
 		added  bool
-		same   bool // the patch adds what is there already
-		may    bool // although it is refused
+		same   bool // the patch adds a container that is there already
+		may    bool // MayInject succeeds although the cluster rejects the patch
 		code   api.ExitCode
 		err    string
 		hint   string

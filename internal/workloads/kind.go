@@ -3,7 +3,6 @@ package workloads
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -25,57 +24,73 @@ var (
 	resourceCronJobs = batchv1.Resource("cronjobs")
 )
 
-// kind is a kind of namespaced objects.
-type kind struct {
-	kind     string
-	resource schema.GroupVersionResource
-	shown    string // TYPE of TYPE/NAME
+// Kind is a kind of namespaced objects.
+type Kind struct {
+	Name     string // "Deployment"
+	Resource schema.GroupVersionResource
+	Type     string // TYPE of TYPE/NAME: "deployment", "rollout.argoproj.io"
+	Short    string // another TYPE, of built-in kinds: "deploy"
 }
 
-// wellKnown returns the names of kinds that need no discovery, which takes two requests with large answers. In every
-// cluster these names take precedence over all others. The short name is last.
-func wellKnown() map[schema.GroupVersionKind][]string {
-	core, apps := corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion
-	return map[schema.GroupVersionKind][]string{
-		apps.WithKind("Deployment"):  {"deployments", "deployment", "deploy"},
-		apps.WithKind("StatefulSet"): {"statefulsets", "statefulset", "sts"},
-		apps.WithKind("DaemonSet"):   {"daemonsets", "daemonset", "ds"},
-		apps.WithKind("ReplicaSet"):  {"replicasets", "replicaset", "rs"},
-		core.WithKind("Pod"):         {"pods", "pod", "po"},
-		core.WithKind("Service"):     {"services", "service", "svc"},
-
-		batchv1.SchemeGroupVersion.WithKind("CronJob"): {"cronjobs", "cronjob", "cj"},
+// BuiltinKinds returns the kinds of Kubernetes itself that run pods or select them. They need no discovery, which takes
+// two requests with large answers. In every cluster their names take precedence over all others.
+func BuiltinKinds() []Kind {
+	core, apps, batch := corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion, batchv1.SchemeGroupVersion
+	return []Kind{
+		{"Deployment", apps.WithResource("deployments"), "deployment", "deploy"},
+		{"StatefulSet", apps.WithResource("statefulsets"), "statefulset", "sts"},
+		{"DaemonSet", apps.WithResource("daemonsets"), "daemonset", "ds"},
+		{"ReplicaSet", apps.WithResource("replicasets"), "replicaset", "rs"},
+		{"ReplicationController", core.WithResource("replicationcontrollers"), "replicationcontroller", "rc"},
+		{"CronJob", batch.WithResource("cronjobs"), "cronjob", "cj"},
+		{"Service", core.WithResource("services"), "service", "svc"},
+		{"Pod", core.WithResource("pods"), "pod", "po"},
 	}
+}
+
+// BuiltinKind returns the built-in kind that a TYPE means for kubectl, in any case: singular, plural or short, with or
+// without its group or its version and group.
+func BuiltinKind(text string) (Kind, bool) {
+	name, group, _ := strings.Cut(strings.ToLower(text), ".")
+	for _, k := range BuiltinKinds() {
+		of := k.Resource
+		if (name == k.Type || name == of.Resource || name == k.Short) &&
+			(group == "" || group == of.Group || group == of.Version+"."+of.Group) {
+			return k, true
+		}
+	}
+	return Kind{}, false
+}
+
+// workload returns the object of that name, without what must be read from the cluster.
+func (k Kind) workload(namespace, name string) *Workload {
+	return &Workload{Namespace: namespace, Name: name, Kind: k.Name, Resource: k.Resource, shown: k.Type}
 }
 
 // kind resolves a TYPE as kubectl does.
-func (r workloads) kind(ctx context.Context, text string) (kind, error) {
-	name, group, _ := strings.Cut(strings.ToLower(text), ".")
-	for gvk, names := range wellKnown() {
-		if slices.Contains(names, name) &&
-			(group == "" || gvk.Group != "" && (group == gvk.Group || group == gvk.Version+"."+gvk.Group)) {
-			return kind{gvk.Kind, gvk.GroupVersion().WithResource(names[0]), names[1]}, nil
-		}
+func (r workloads) kind(ctx context.Context, text string) (Kind, error) {
+	if k, ok := BuiltinKind(text); ok {
+		return k, nil
 	}
-	// client-go would write to standard error that an API does not answer.
+	// client-go would write to standard error if an API does not answer.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	m, err := discover(ctx, discovery.ToDiscoveryInterfaceWithContext(r.kube.Discovery()), text)
 	if meta.IsNoMatchError(err) {
-		return kind{}, api.Errorf(api.ExitWorkload, "the cluster has no resource type %q", text).
+		return Kind{}, api.Errorf(api.ExitWorkload, "the cluster has no resource type %q", text).
 			WithHint("`kubectl api-resources --namespaced` lists those that it has.")
 	}
 	if err != nil {
-		return kind{}, fmt.Errorf("cannot list the cluster's resource types: %w", err)
+		return Kind{}, fmt.Errorf("cannot list the cluster's resource types: %w", err)
 	}
 	if m.Scope.Name() != meta.RESTScopeNameNamespace {
-		return kind{}, api.Errorf(api.ExitWorkload, "%s is not a workload: it belongs to no namespace", text).
+		return Kind{}, api.Errorf(api.ExitWorkload, "%s is not a workload: it belongs to no namespace", text).
 			WithHint("Name a Deployment, StatefulSet, DaemonSet, ReplicaSet, Pod or Service.")
 	}
-	shown := strings.ToLower(m.GroupVersionKind.Kind)
+	k := Kind{Name: m.GroupVersionKind.Kind, Resource: m.Resource, Type: strings.ToLower(m.GroupVersionKind.Kind)}
 	if g := m.GroupVersionKind.Group; g != "" {
-		shown += "." + g
+		k.Type += "." + g
 	}
-	return kind{m.GroupVersionKind.Kind, m.Resource, shown}, nil
+	return k, nil
 }
 
 // discover resolves a TYPE among all resources of the API server, in kubectl's order: a resource or its short name,

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 )
 
 const (
@@ -81,14 +82,14 @@ func (l *lister) warn(resource string, err error) {
 		return
 	}
 	reason := api.OneLine(err.Error())
-	if _, p, ok := denial(err); ok {
+	if _, p, ok := cluster.Denial(err); ok {
 		reason = "this requires the right to " + p.String()
 	}
 	l.warnings = append(l.warnings, fmt.Sprintf("cannot list all %s: %s", resource, reason))
 }
 
-// Each calls f with each object of a list, which it reads in pages. It reads at most 20,000 objects in 30 s: the error
-// says if that is not all.
+// Each calls f with each object of a list, which it reads in pages. It reads at most 20,000 objects in 30 s, and
+// returns an error if there are more.
 func Each[T runtime.Object](ctx context.Context, o metav1.ListOptions,
 	page func(context.Context, metav1.ListOptions) (T, error), f func(runtime.Object)) error {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
@@ -154,33 +155,32 @@ func (l *lister) listWorkloads(ctx context.Context, o metav1.ListOptions) error 
 	return first
 }
 
-// add adds a workload of the API group apps.
+// add adds a workload of a built-in kind.
 func (l *lister) add(o metav1.Object, kind string, selector *metav1.LabelSelector, template corev1.PodTemplateSpec) {
-	name := strings.ToLower(kind)
 	s, err := metav1.LabelSelectorAsSelector(selector)
 	if err != nil {
 		return // the API server would have rejected it
 	}
-	l.workloads = append(l.workloads, &Workload{
-		Namespace: o.GetNamespace(), Name: o.GetName(), Kind: kind, shown: name,
-		Resource: appsv1.SchemeGroupVersion.WithResource(name + "s"), Selector: s, Template: template,
-	})
+	k, _ := BuiltinKind(kind)
+	w := k.workload(o.GetNamespace(), o.GetName())
+	w.Selector, w.Template = s, template
+	l.workloads = append(l.workloads, w)
 }
 
-// listPods lists the pods that have not ended, of all labels: those of a workload may have others. It adds the pods
-// without controller to the workloads.
+// listPods lists the pods that have not ended, with any labels: a workload's pods may have other labels than the
+// workload. It adds the pods without controller to the workloads.
 func (l *lister) listPods(ctx context.Context, selector labels.Selector) error {
 	return Each(ctx, metav1.ListOptions{}, l.kube.CoreV1().Pods(l.namespace).List, func(object runtime.Object) {
 		p := object.(*corev1.Pod)
-		if p.DeletionTimestamp != nil || finished(p) {
+		if p.DeletionTimestamp != nil || Finished(p) {
 			return
 		}
 		slim := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels,
 			OwnerReferences: p.OwnerReferences}}
 		l.pods[p.Namespace] = append(l.pods[p.Namespace], listedPod{slim, Holders(p)})
 		if metav1.GetControllerOf(p) == nil && selector.Matches(labels.Set(p.Labels)) {
-			w := &Workload{Namespace: p.Namespace, Name: p.Name, Kind: "Pod", shown: "pod",
-				Resource: corev1.SchemeGroupVersion.WithResource("pods")}
+			k, _ := BuiltinKind("Pod")
+			w := k.workload(p.Namespace, p.Name)
 			w.sample(p)
 			l.workloads = append(l.workloads, w)
 		}
@@ -194,9 +194,9 @@ func (l *lister) listServices(ctx context.Context) error {
 	})
 }
 
-// readLevels reads the pod security of the namespaces. If it may not, List assumes that it admits agents.
+// readLevels reads the pod security of the namespaces. If the user may not read it, List assumes that it admits agents.
 func (l *lister) readLevels(ctx context.Context) {
-	read := func(n *corev1.Namespace) { l.levels[n.Name] = n.Labels[labelEnforce] }
+	read := func(n *corev1.Namespace) { l.levels[n.Name] = n.Labels[cluster.PodSecurityLabel] }
 	var err error
 	if l.namespace == metav1.NamespaceAll {
 		err = Each(ctx, metav1.ListOptions{}, l.kube.CoreV1().Namespaces().List,
@@ -246,8 +246,8 @@ func (l *lister) item(w *Workload) api.Workload {
 	return item
 }
 
-// modes returns the modes in which an agent can be added, as far as the workload and its namespace tell, and why one is
-// missing. An intercept also checks the user's rights, webhooks and the kernels of the nodes.
+// modes returns the modes that the workload and its namespace allow for an agent, and why one is missing. An
+// intercept also checks the user's rights, webhooks and the kernels of the nodes.
 func (l *lister) modes(w *Workload) (modes []string, reason string) {
 	modes = []string{}
 	if err := Unfit(w.String(), w.Template.Spec); err != nil {

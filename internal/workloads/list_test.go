@@ -15,6 +15,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 )
 
 func agentEnv(owner string) []corev1.EnvVar {
@@ -53,7 +54,7 @@ func listedObjects() []runtime.Object {
 	set.OwnerReferences = []metav1.OwnerReference{{Kind: "Deployment", Name: "web", Controller: new(true)}}
 	return []runtime.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns"}},
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "strict", Labels: map[string]string{labelEnforce: "restricted"}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "strict", Labels: map[string]string{cluster.PodSecurityLabel: "restricted"}}},
 		&appsv1.Deployment{ObjectMeta: meta("ns", "web", map[string]string{"team": "shop"}),
 			Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: web}, Template: template(web)}},
 		set, ended, intercepted,

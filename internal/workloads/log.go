@@ -106,7 +106,7 @@ func (f *logFollower) run(ctx context.Context) error {
 func (f *logFollower) started(ctx context.Context) (*ContainerEnded, error) {
 	p, err := f.Await(ctx, func(p *corev1.Pod) bool {
 		s := podstatus.Of(p, f.Container)
-		return s.Running || s.Problem != podstatus.None || finished(p)
+		return s.Running || s.Problem != podstatus.None || Finished(p)
 	})
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func (f *logFollower) started(ctx context.Context) (*ContainerEnded, error) {
 		return nil, nil
 	case s.Problem == podstatus.Ended:
 		return f.ended(s), nil
-	case finished(p):
+	case Finished(p):
 		return nil, cluster.PodGone(f.Namespace, f.Pod)
 	}
 	e := s.Error("the container "+f.Container, api.ExitInject)
@@ -133,7 +133,7 @@ func (f *logFollower) endWithin(ctx context.Context, pause time.Duration,
 	within, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
 	p, err := f.Await(within, func(p *corev1.Pod) bool {
-		return over == nil && (podstatus.Of(p, f.Container).Problem == podstatus.Ended || finished(p))
+		return over == nil && (podstatus.Of(p, f.Container).Problem == podstatus.Ended || Finished(p))
 	})
 	switch {
 	case ctx.Err() != nil:

@@ -26,8 +26,8 @@ type logServer struct {
 	pods Pods
 
 	mu    sync.Mutex
-	later *corev1.Pod                                    // the pod once somebody waits for another state; nil: it stays
-	logs  []func(w http.ResponseWriter, r *http.Request) // one for each time that the log is asked for
+	later *corev1.Pod                                    // the pod once somebody waits for another state; nil: no change
+	logs  []func(w http.ResponseWriter, r *http.Request) // one for each request of the log
 }
 
 // nobody stands for a pod that has gone.

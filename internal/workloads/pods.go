@@ -149,7 +149,7 @@ func (ps *Pods) Update(list []corev1.Pod) {
 	ps.latest.Update(func(l *podList) { *l = podList{listed: true, pods: list} })
 }
 
-// Await returns an Await of p. It tells p by the UID: a later pod may have the same name.
+// Await returns an Await of p. It identifies p by the UID: a later pod may have the same name.
 func (ps *Pods) Await(p *corev1.Pod) Await {
 	return func(ctx context.Context, ok func(*corev1.Pod) bool) (*corev1.Pod, error) {
 		var now *corev1.Pod

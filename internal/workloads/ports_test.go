@@ -11,12 +11,12 @@ import (
 	"kubevpn/internal/api"
 )
 
-// While somebody has a sidecar, a Service's port may lead to a name that only agents have. The result is the
+// While a workload has a sidecar, the target port of a Service may be a name that only agents have. Ports returns the
 // application's port.
 func TestPortsBehindASidecarAreTheApplications(t *testing.T) {
 	for _, tt := range []struct {
 		name, annotation, target string
-		want                     []ServicePort // of 8080
+		want                     []ServicePort // that send to port 8080
 	}{
 		{"number", `{"tcp/80":{"from":8080,"to":"kubevpn-t8080"}}`, "kubevpn-t8080", []ServicePort{{"web", 80, "plain", "kubevpn-t8080"}}},
 		{"name", `{"tcp/80":{"from":"http","to":"kubevpn-t8080"}}`, "kubevpn-t8080", []ServicePort{{"web", 80, "plain", "kubevpn-t8080"}}},
@@ -39,7 +39,7 @@ func TestPortsBehindASidecarAreTheApplications(t *testing.T) {
 			}
 		})
 	}
-	// There was none, which means the Service's own.
+	// The Service had no target port, which means its own port.
 	w := &Workload{Services: []corev1.Service{{
 		ObjectMeta: metav1.ObjectMeta{Name: "dns", Annotations: map[string]string{"kubevpn.dev/target-ports": `{"udp/53":{"from":null,"to":"kubevpn-u53"}}`}},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromString("kubevpn-u53")}}},

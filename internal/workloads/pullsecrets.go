@@ -21,7 +21,7 @@ import (
 // PullSecrets are the credentials with which the kubelet pulls the images of a pod.
 type PullSecrets struct {
 	Keys    authn.Keychain
-	Missing []error  // why Keys lacks some of them; no error for the kubelet either
+	Missing []error  // why Keys lacks some of them; the kubelet ignores these errors too
 	names   []string // of the Secrets
 }
 
@@ -97,7 +97,7 @@ func noPullSecret(w *Workload, secrets PullSecrets, registry, image string) erro
 	if len(secrets.names) > 0 {
 		why = "their pull secrets have no credentials for it: " + strings.Join(secrets.names, ", ")
 	}
-	for _, err := range secrets.Missing { // all of them do not exist
+	for _, err := range secrets.Missing { // none of these Secrets exists
 		why += "; " + err.Error()
 	}
 	ns, account := api.ShellQuote(w.Namespace), api.ShellQuote(cmp.Or(w.Template.Spec.ServiceAccountName, "default"))

@@ -7,11 +7,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// SenderPrefix, with a number, is the name of a Sender's container.
-const SenderPrefix = "kubevpn-why-"
+// senderPrefix, with a number, is the name of a Sender's container.
+const senderPrefix = "kubevpn-why-"
 
-// Sender describes the ephemeral container from which `kubevpn why --from` sends requests. It has no rights: every
-// level of pod security admits it. It ends by itself, and kubevpn runs programs in it while it stays.
+// Sender describes the ephemeral container from which `kubevpn why --from` sends requests. Every level of pod security
+// admits it. It ends by itself, and kubevpn runs programs in it while it stays.
 type Sender struct {
 	Image string
 	Args  []string // of the program that stays
@@ -25,7 +25,7 @@ func (s Sender) container(name string) corev1.EphemeralContainer {
 		Args:                     s.Args,
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
-			// Not the pod's user: a mesh's redirect leaves out that of its own proxy.
+			// Not the pod's user, which may be that of a mesh's proxy: the mesh does not redirect its own proxy.
 			RunAsUser:                new(int64(65532)),
 			RunAsGroup:               new(int64(65532)),
 			RunAsNonRoot:             new(true),
@@ -37,11 +37,11 @@ func (s Sender) container(name string) corev1.EphemeralContainer {
 	}}
 }
 
-// AddSender adds the container to the pod, unless one of the same image stays there. It returns its name, and whether
-// AddSender added it, or would without dry. Errors are *api.Error.
+// AddSender adds the container to the pod, unless one of the same image stays there. It returns the container's name,
+// and whether AddSender added it, or with dry would add it. Errors are *api.Error.
 func (c Client) AddSender(ctx context.Context, p *corev1.Pod, s Sender, dry bool) (name string, added bool, err error) {
 	name, added, err = Ephemeral{
-		Prefix: SenderPrefix,
+		Prefix: senderPrefix,
 		New:    s.container,
 		Serves: func(p *corev1.Pod, c corev1.EphemeralContainer) bool {
 			return c.Image == s.Image && slices.Equal(c.Args, s.Args) && !hasEnded(p, c.Name)

@@ -40,7 +40,7 @@ type Workload struct {
 	Sample   string // the source of Template, or ""
 	// Services send to its pods, by their selectors; sorted by name.
 	Services []corev1.Service
-	// Notes tell the user what could not be read.
+	// Notes tell the user what Client.Workload could not read.
 	Notes []string
 
 	shown string // TYPE of TYPE/NAME
@@ -96,7 +96,7 @@ func (r workloads) read(ctx context.Context, namespace, typeAndName string) (*Wo
 	if err != nil {
 		return nil, err
 	}
-	w := &Workload{Namespace: namespace, Name: name, Kind: k.kind, Resource: k.resource, shown: k.shown}
+	w := k.workload(namespace, name)
 	var services []corev1.Service
 	g, gctx := errgroup.WithContext(ctx) // in parallel, because each takes a round trip
 	g.Go(func() error { return r.object(gctx, w) })
@@ -127,7 +127,7 @@ func (r workloads) object(ctx context.Context, w *Workload) (err error) {
 	return Unfit(w.String(), w.Template.Spec)
 }
 
-// Unfit returns an *api.Error if pods with this spec get no container of kubevpn, or nil. Workload checks the template
+// Unfit returns an *api.Error if kubevpn adds no container to pods with this spec, or nil. Workload checks the template
 // with it; MayInject, Inject and AddSender check the pod, whose spec may differ.
 func Unfit(what string, spec corev1.PodSpec) error {
 	switch {
@@ -213,20 +213,20 @@ func (r workloads) template(ctx context.Context, w *Workload) error {
 	if err != nil {
 		return err
 	}
-	o, err := r.dynamic.Resource(k.resource).Namespace(w.Namespace).Get(ctx, ref["name"], metav1.GetOptions{})
+	o, err := r.dynamic.Resource(k.Resource).Namespace(w.Namespace).Get(ctx, ref["name"], metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return api.Errorf(api.ExitWorkload, "%s refers to %s/%s, which does not exist", w, k.shown, ref["name"]).
+		return api.Errorf(api.ExitWorkload, "%s refers to %s/%s, which does not exist", w, k.Type, ref["name"]).
 			WithHint("Its controller cannot create pods: `kubectl -n %s describe %s %s` may show the cause.",
 				api.ShellQuote(w.Namespace), api.ShellQuote(w.shown), api.ShellQuote(w.Name))
 	}
 	if err != nil {
-		return fmt.Errorf("reading %s/%s, to which %s refers: %w", k.shown, ref["name"], w, err)
+		return fmt.Errorf("reading %s/%s, to which %s refers: %w", k.Type, ref["name"], w, err)
 	}
 	if _, err = templateOf(o, &w.Template); err != nil {
 		return err
 	}
 	if w.Selector, err = selectorOf(o, "spec", "selector"); err != nil {
-		return fmt.Errorf("reading %s/%s: %w", k.shown, ref["name"], err)
+		return fmt.Errorf("reading %s/%s: %w", k.Type, ref["name"], err)
 	}
 	return nil
 }
@@ -328,7 +328,7 @@ func (r workloads) takeSample(ctx context.Context, w *Workload) error {
 		return fmt.Errorf("listing the pods of %s: %w", w, err)
 	}
 	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || finished(&p) || !w.owns(&p)
+		return p.DeletionTimestamp != nil || Finished(&p) || !w.owns(&p)
 	})
 	if len(pods) == 0 {
 		return nil
@@ -383,8 +383,8 @@ func servicesOf(w *Workload, all []corev1.Service) []corev1.Service {
 	return services
 }
 
-// finished reports whether none of the pod's containers will ever run again.
-func finished(p *corev1.Pod) bool {
+// Finished reports whether none of the pod's containers will ever run again.
+func Finished(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 

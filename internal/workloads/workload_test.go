@@ -63,7 +63,7 @@ var resourceTypes = []*metav1.APIResourceList{
 	}},
 }
 
-// fakeCluster returns a client that is denied what deny names: "list:pods watch:services".
+// fakeCluster returns a client without the rights in deny: "list:pods watch:services".
 func fakeCluster(deny string, objects ...runtime.Object) *fake.Clientset {
 	kube := fake.NewClientset(objects...)
 	for what := range strings.FieldsSeq(deny) {
@@ -75,7 +75,7 @@ func fakeCluster(deny string, objects ...runtime.Object) *fake.Clientset {
 	return kube
 }
 
-// explain returns what a user is told.
+// explain returns the error that the user sees.
 func explain(t *testing.T, err error) *api.Error {
 	t.Helper()
 	c, loading := cluster.Load([]byte(`{clusters: [{name: c, cluster: {server: "https://cluster"}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}`), cluster.Options{})
@@ -91,7 +91,7 @@ func noLeaks(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t, ignore) })
 }
 
-// worldOf is a cluster that has objects; deny is as of fakeCluster.
+// worldOf returns clients for a cluster with objects; deny is that of fakeCluster.
 func worldOf(t testing.TB, deny, objects string) (workloads, *fake.Clientset) {
 	t.Helper()
 	var typed, all []runtime.Object
