@@ -32,9 +32,9 @@ const (
 	leaveTimeout  = 5 * time.Second // for the request to delete the Job
 	retryPause    = time.Second     // after a failed request for the Job
 	conflictPause = 50 * time.Millisecond
-	// for an earlier Job of that name to be gone, with the grace period of its pods
+	// deletionTimeout limits the wait for the end of an earlier Job of that name, with the grace period of its pods.
 	deletionTimeout = 45 * time.Second
-	aliveTimeout    = renewEvery + 5*time.Second // a daemon that lives renews its clone within that time
+	aliveTimeout    = renewEvery + 5*time.Second // a running daemon renews its clone within this time
 )
 
 // Cluster is the cluster, with the user's own permissions: a workloads.Client.
@@ -53,7 +53,7 @@ type Config struct {
 	Workload  string // TYPE/NAME
 	Spec      api.CloneSpec
 	Image     func(context.Context) (string, error) // of the traffic manager; it contains the supervisor
-	// NeedsPullSecret reports whether the manager's own pod needs a Secret to pull Image; nil: it does not matter.
+	// NeedsPullSecret reports whether the manager's own pod needs a Secret to pull Image. Nil: not checked.
 	NeedsPullSecret func(context.Context) (bool, error)
 	Owner           string               // user@host
 	Key             string               // the hash of the owner's public key
@@ -392,7 +392,7 @@ func (c *Clone) follow(ctx context.Context, pods <-chan []corev1.Pod) error {
 // podCounts sums up the pods of a clone.
 type podCounts struct {
 	ready, ended int
-	trouble      string // why the first pod that is not ready is not
+	trouble      string // why the first unready pod is not ready
 }
 
 // describe returns the pods that requests may go to, now or later.
@@ -504,10 +504,7 @@ func remove(ctx context.Context, kube kubernetes.Interface, namespace, name stri
 // returns their names. It serves to remove clones whose daemon is gone; a running daemon notices that its clone was
 // deleted.
 func RemoveLeft(ctx context.Context, kube kubernetes.Interface, namespace, workload, key string) ([]string, error) {
-	all, err := left(ctx, kube, metav1.NamespaceAll) // --target-namespace puts clones elsewhere
-	if apierrors.IsForbidden(err) {
-		all, err = left(ctx, kube, namespace)
-	}
+	all, err := jobs(ctx, kube, namespace)
 	if err != nil {
 		return nil, fmt.Errorf("cannot list clones: %w", err)
 	}
@@ -526,17 +523,4 @@ func RemoveLeft(ctx context.Context, kube kubernetes.Interface, namespace, workl
 		removed = append(removed, j.Name)
 	}
 	return removed, errors.Join(errs...)
-}
-
-// ofClones selects the Jobs of all clones.
-func ofClones() metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: labels.Set{labelManagedBy: managedBy}.String() + "," + labelClone}
-}
-
-func left(ctx context.Context, kube kubernetes.Interface, namespace string) ([]batchv1.Job, error) {
-	list, err := kube.BatchV1().Jobs(namespace).List(ctx, ofClones())
-	if err != nil {
-		return nil, err
-	}
-	return list.Items, nil
 }

@@ -92,7 +92,7 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 		if !apierrors.IsAlreadyExists(err) {
 			return given("create", err)
 		}
-		// An earlier Job of the same name had one that is not garbage collected yet. It keeps its address.
+		// The Service of an earlier Job of the same name is not garbage collected yet. It keeps its address.
 		there, err := services.Get(ctx, s.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			continue

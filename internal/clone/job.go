@@ -30,6 +30,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/workloads"
 )
 
 const (
@@ -63,7 +64,7 @@ type source struct {
 	namespace string
 	template  corev1.PodTemplateSpec
 	container string // of template
-	// claims are the PersistentVolumeClaims that a clone cannot share without further measures, by name.
+	// claims are the PersistentVolumeClaims that a clone cannot simply share, by name.
 	claims map[string]exclusive
 	// claimTemplates are those of a StatefulSet: volumes of its pods that the template does not contain.
 	claimTemplates []string
@@ -73,8 +74,8 @@ type source struct {
 
 // exclusive is a PersistentVolumeClaim that only one node or pod can mount, or that does not exist.
 type exclusive struct {
-	mode   corev1.PersistentVolumeAccessMode // ReadWriteOnce or ReadWriteOncePod; "": several nodes can have it
-	node   string                            // of a pod that has it, or ""
+	mode   corev1.PersistentVolumeAccessMode // ReadWriteOnce or ReadWriteOncePod; "": several nodes can mount it
+	node   string                            // of a pod that mounts it, or ""
 	absent bool                              // from the clone's namespace
 }
 
@@ -133,7 +134,7 @@ var controllersLabels = []string{
 	appsv1.PodIndexLabel,
 	appsv1.DeprecatedTemplateGeneration, batchv1.JobNameLabel, batchv1.ControllerUidLabel,
 	batchv1.JobCompletionIndexAnnotation,
-	"job-name", "controller-uid", // as they were called before
+	"job-name", "controller-uid", // the older names of two of them
 }
 
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
@@ -193,7 +194,7 @@ func (p *plan) build(name string) error {
 	return p.change()
 }
 
-// labels returns the labels of the template without those by which anybody selects pods, and with those of the clone.
+// labels returns the labels of the template without those that a selector uses, and with those of the clone.
 func (p *plan) labels(name string) map[string]string {
 	kept := maps.Clone(p.template.Labels)
 	if kept == nil {
@@ -230,7 +231,7 @@ func (p *plan) dropAntiAffinity() {
 	*required = slices.DeleteFunc(*required, func(t corev1.PodAffinityTerm) bool {
 		s, err := metav1.LabelSelectorAsSelector(t.LabelSelector)
 		if err != nil || !s.Matches(labels.Set(p.template.Labels)) {
-			return false // the API server says what is wrong with it
+			return false // the API server reports what is wrong with it
 		}
 		own = append(own, selector{"podAntiAffinity", s})
 		return true
@@ -389,7 +390,7 @@ func (p *plan) change() error {
 		if !found || name == "" {
 			return api.Errorf(api.ExitUsage, "--env %q is not NAME=VALUE", e)
 		}
-		v := corev1.EnvVar{Name: name, Value: literal(value)}
+		v := corev1.EnvVar{Name: name, Value: workloads.Literal(value)}
 		if n := slices.IndexFunc(c.Env, func(o corev1.EnvVar) bool { return o.Name == name }); n >= 0 {
 			c.Env[n] = v
 		} else {
@@ -404,13 +405,10 @@ func (p *plan) change() error {
 	return nil
 }
 
-// literal escapes a word, since the kubelet would expand $(NAME).
-func literal(word string) string { return strings.ReplaceAll(word, "$", "$$") }
-
 func literals(words []string) []string {
 	all := make([]string, len(words))
 	for n, word := range words {
-		all[n] = literal(word)
+		all[n] = workloads.Literal(word)
 	}
 	return all
 }

@@ -27,10 +27,10 @@ type keeper struct {
 	live    *batchv1.Job  // nil: the clone must create it again
 	age     *age          // of live
 	renewed time.Duration // age at the last renewal
-	checks  int           // that are left, for a Job that may have ended as one of its pods has
+	checks  int           // how many are left after a pod of the Job has ended, and perhaps the Job
 }
 
-// keep renews the lease and creates the Job again when it is gone, unless somebody deleted it: that was intended.
+// keep renews the lease and creates the Job again when it is gone. It fails if somebody deleted the Job.
 func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job, own *corev1.Service) error {
 	k := &keeper{Clone: c, job: job, service: own, live: live, age: newAge()}
 	for wait := c.renewEvery; ; {
@@ -58,7 +58,7 @@ func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job, own *corev1.Se
 // wait returns after a time, or when a pod of the Job has ended.
 func (k *keeper) wait(ctx context.Context, d time.Duration) error {
 	var ended <-chan struct{}
-	if k.live != nil && k.age.now() >= k.renewEvery { // a program that ends at once is not started all the time
+	if k.live != nil && k.age.now() >= k.renewEvery { // a program that ends at once must not run in a loop
 		ended = k.ended
 	}
 	select {
@@ -72,7 +72,7 @@ func (k *keeper) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// recreate creates the Job again. It returns how long to wait then. Its error is one that does not go away.
+// recreate creates the Job again. It returns the time until the next step. Its errors are permanent.
 func (k *keeper) recreate(ctx context.Context) (wait time.Duration, err error) {
 	live, _, err := k.create(ctx, k.job, k.service)
 	switch {
@@ -86,7 +86,7 @@ func (k *keeper) recreate(ctx context.Context) (wait time.Duration, err error) {
 	return retryPause, nil
 }
 
-// check renews the lease. It returns how long to wait then. Its error is one that does not go away.
+// check renews the lease. It returns the time until the next step. Its errors are permanent.
 func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
 	wait = k.renewEvery
 	if k.checks > 0 {
@@ -165,7 +165,7 @@ func (c *Clone) setRenewalError(err error) {
 	}
 }
 
-// lasting reports whether an error stays when the request is repeated: one of this package, or one about permissions.
+// lasting reports whether a retry would fail the same way: an error of this package, or one about permissions.
 func lasting(err error) bool {
 	said := (*api.Error)(nil)
 	return errors.As(err, &said) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) ||

@@ -7,6 +7,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
@@ -21,35 +22,37 @@ type Listed struct {
 	api.Holder
 }
 
-// List returns the clones of all owners whose workload is in the namespace; an empty namespace means all. It looks in
-// all namespaces, because --target-namespace puts clones elsewhere, or only in this one if the user may not. With an
-// error it returns the clones that it found before.
-func List(ctx context.Context, kube kubernetes.Interface, namespace string) ([]Listed, error) {
-	all, err := list(ctx, kube, metav1.NamespaceAll)
-	if apierrors.IsForbidden(err) && namespace != metav1.NamespaceAll {
-		all, err = list(ctx, kube, namespace)
-	}
-	var found []Listed
-	for _, l := range all {
-		if namespace == metav1.NamespaceAll || l.Namespace == namespace {
-			found = append(found, l)
+// List returns the clones of all owners whose workload is in the namespace; an empty namespace means all. With an error
+// it returns the clones that it found before.
+func List(ctx context.Context, kube kubernetes.Interface, namespace string) (found []Listed, err error) {
+	all, err := jobs(ctx, kube, namespace)
+	clean := func(s string) string { return api.OneLine(api.Clean(s)) }
+	for _, j := range all {
+		in, workload, ok := strings.Cut(j.Annotations[annotationWorkload], "/")
+		if !ok || j.DeletionTimestamp != nil || namespace != metav1.NamespaceAll && clean(in) != namespace {
+			continue
 		}
+		found = append(found, Listed{Namespace: clean(in), Workload: clean(workload), Holder: api.Holder{
+			Owner: clean(j.Annotations[annotationOwner]), Name: j.Name, Namespace: j.Namespace,
+		}})
 	}
 	return found, err
 }
 
-func list(ctx context.Context, kube kubernetes.Interface, namespace string) (all []Listed, err error) {
-	err = workloads.Each(ctx, ofClones(), kube.BatchV1().Jobs(namespace).List,
-		func(object runtime.Object) {
-			j := object.(*batchv1.Job)
-			of, workload, found := strings.Cut(j.Annotations[annotationWorkload], "/")
-			if !found || j.DeletionTimestamp != nil {
-				return
-			}
-			clean := func(s string) string { return api.OneLine(api.Clean(s)) }
-			all = append(all, Listed{Namespace: clean(of), Workload: clean(workload), Holder: api.Holder{
-				Owner: clean(j.Annotations[annotationOwner]), Name: j.Name, Namespace: j.Namespace,
-			}})
-		})
+// jobs returns the Jobs of clones in all namespaces, because --target-namespace puts clones elsewhere, or only in this
+// namespace if the user may not list all. With an error it returns the Jobs that it found before.
+func jobs(ctx context.Context, kube kubernetes.Interface, namespace string) ([]batchv1.Job, error) {
+	all, err := jobsIn(ctx, kube, metav1.NamespaceAll)
+	if apierrors.IsForbidden(err) && namespace != metav1.NamespaceAll {
+		return jobsIn(ctx, kube, namespace)
+	}
+	return all, err
+}
+
+func jobsIn(ctx context.Context, kube kubernetes.Interface, namespace string) (all []batchv1.Job, err error) {
+	o := metav1.ListOptions{LabelSelector: labels.Set{labelManagedBy: managedBy}.String() + "," + labelClone}
+	err = workloads.Each(ctx, o, kube.BatchV1().Jobs(namespace).List, func(object runtime.Object) {
+		all = append(all, *object.(*batchv1.Job))
+	})
 	return all, err
 }

@@ -31,7 +31,6 @@ type onlyTLS struct {
 	insecure []string // HOST or HOST:PORT
 }
 
-// RoundTrip sends r, or returns an error.
 func (t *onlyTLS) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme == "https" {
 		return t.inner.RoundTrip(r)

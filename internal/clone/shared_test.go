@@ -34,7 +34,7 @@ const manyNodes = "persistentVolumeClaim: {claimName: many}"
 func TestSyncToSharedVolumeIsRejected(t *testing.T) {
 	for _, tt := range []struct {
 		name, volume, mounts, remote string
-		what                         string // who else writes there; "": nobody
+		what                         string // what the others write to; "": nobody else writes
 	}{
 		{"claim", manyNodes, "", "/data", "PersistentVolumeClaim many"},
 		{"host path", "hostPath: {path: /srv/web}", "", "/data", "the node's /srv/web (hostPath)"},

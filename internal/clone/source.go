@@ -108,10 +108,10 @@ func holder(ctx context.Context, kube kubernetes.Interface, namespace, claim str
 		return "", fmt.Errorf("looking for the pod that uses PersistentVolumeClaim %s: %w", claim, err)
 	}
 	for _, p := range pods.Items {
-		ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-		if p.Spec.NodeName != "" && !ended && slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		uses := slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
 			return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim
-		}) {
+		})
+		if uses && p.Spec.NodeName != "" && !workloads.Finished(&p) {
 			return p.Spec.NodeName, nil
 		}
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// readyTimeout begins again after images, init containers and progress of files.
+	// readyTimeout limits the wait for a ready pod. Images, init containers and copied files start it again.
 	readyTimeout  = 2 * time.Minute
 	slowTimeout   = 15 * time.Minute // for images and init containers
 	startGrace    = 5 * time.Second  // while a pod fails to start: a Secret may be created a moment after the pod
@@ -287,7 +287,7 @@ func line(text string) string {
 	return text
 }
 
-// withLog adds the last lines of the log of a pod to an error: the pod is deleted after it.
+// withLog adds the last lines of the log of a pod to an error, because Run then deletes the pod.
 func (c *Clone) withLog(ctx context.Context, err *api.Error, p *corev1.Pod) error {
 	if p == nil {
 		return err

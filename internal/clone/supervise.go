@@ -42,7 +42,7 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 		if !path.IsAbs(pair.Remote) {
 			return api.Errorf(api.ExitUsage, "--sync: %q is not an absolute path in the container", pair.Remote)
 		}
-		args = append(args, "--dir", literal(pair.Remote))
+		args = append(args, "--dir", workloads.Literal(pair.Remote))
 	}
 	if c.cfg.Spec.Restart {
 		args = append(args, "--restart")
@@ -91,7 +91,6 @@ func (c *Clone) checkPull(ctx context.Context, w workloads.Workload, job *batchv
 func initResources(of corev1.ResourceRequirements) corev1.ResourceRequirements {
 	some := func(all corev1.ResourceList) corev1.ResourceList {
 		var list corev1.ResourceList
-		// no GPU
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory,
 			corev1.ResourceEphemeralStorage} {
 			if quantity, is := all[name]; is {

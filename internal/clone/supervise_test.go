@@ -80,7 +80,7 @@ func pullSecret(name, key, password string) *corev1.Secret {
 }
 
 func TestCommandIsReadWithPullSecrets(t *testing.T) {
-	t.Setenv("DOCKER_CONFIG", t.TempDir()) // nobody else's
+	t.Setenv("DOCKER_CONFIG", t.TempDir()) // without credentials
 	_, server := registryOf(t, true)
 	host := strings.TrimPrefix(server.URL, "https://")
 	image := host + "/team/web:1"
@@ -130,7 +130,7 @@ func TestCommandIsReadWithPullSecrets(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The container engine replaces nothing in these words, and the kubelet is to leave them alone as well.
+			// The container engine expands nothing in these words, and the kubelet must not expand them either.
 			if diff := cmp.Diff([]string{"supervise", "--restart", "--", "/entry", "$$(HOME)", "$$$$"}, job.Containers[0].Args); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}

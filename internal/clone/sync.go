@@ -119,7 +119,7 @@ func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []p
 	return p
 }
 
-// synced takes over what a round did, and wakes the clone when a pod first has all files.
+// synced records the result of a round, and wakes the clone when a pod first has all files.
 func (s *syncs) synced(p *podSync, n int, b filesync.Batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,7 +227,7 @@ func (p *podSync) trouble(n int) string {
 	return failures(st.Last)
 }
 
-// failures describes the failures of a round, or is "".
+// failures describes the failures of a round. It returns "" if there are none.
 func failures(b filesync.Batch) string {
 	if len(b.Failed) == 0 {
 		return ""
