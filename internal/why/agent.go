@@ -26,7 +26,7 @@ type landing struct {
 // mine reports whether this machine got the request.
 func (l *landing) mine() bool { return l.to != nil && l.to.Mine }
 
-// land returns where the agents saw the request: on this machine, if it came there.
+// land returns where an agent saw the request. It prefers an agent that sent it to this machine.
 func (j *judge) land() (best *landing) {
 	for n := range j.Traces {
 		i := &j.Traces[n]
@@ -67,8 +67,8 @@ func (j *judge) agent() finding {
 	j.landed = j.land()
 	l := j.landed
 	switch {
-	case j.Missing[Agents] != "":
-		return found(api.HopUnknown, "%s", j.Missing[Agents])
+	case j.Missing[objectAgents] != "":
+		return found(api.HopUnknown, "%s", j.Missing[objectAgents])
 	case len(j.Traces) == 0:
 		return found(api.HopSkipped, "this machine has no intercept").with(j.others()...)
 	case l == nil:
@@ -220,8 +220,8 @@ func meshed(p *corev1.Pod, mesh, container string) finding {
 		hint("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh.")
 }
 
-// older returns a connection from a pod that the request was for to a pod of an intercept, which the agent there does
-// not see.
+// older returns a connection that is older than an agent of the intercept, which therefore does not see its requests.
+// Its client is a pod that the request was for.
 func (j *judge) older(i *api.InterceptTrace) (client netip.AddrPort, pod string) {
 	for _, p := range i.Pods {
 		if p.Trace == nil {

@@ -1,11 +1,11 @@
 // Package why explains what happens to one request to the cluster: `kubevpn why`.
 //
-//	observe.go    sends the request, and at the same time reads the cluster's objects: Facts
+//	observe.go    sends the request, and at the same time reads the cluster's objects: facts
 //	source.go     the pod that sends it, with --from
-//	judge.go      turns Facts into hops and the cause; it is pure, so that tests plant causes as Facts
+//	judge.go      turns facts into hops and the cause; it is pure, so that tests plant causes as facts
 //	agent.go      what the agents and the program of this machine did
 //	endpoints.go  what Services and EndpointSlices say
 //	trip          the marked request itself, on this machine or in a pod
 //
-// It reads objects with the rights of its user. What they may not read is a hop of the verdict "unknown", and no guess.
+// It reads objects with the rights of its user. A hop that needs more rights has the verdict "unknown".
 package why

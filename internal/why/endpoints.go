@@ -67,7 +67,7 @@ func describePorts(s *corev1.Service) string {
 
 // endpoints returns the endpoints of the port of the Service, sorted by address. The port of a headless Service is the
 // pod's own.
-func (f *Facts) endpoints() (all []endpoint) {
+func (f *facts) endpoints() (all []endpoint) {
 	if f.Service == nil {
 		return f.endpointOfPod()
 	}
@@ -97,7 +97,7 @@ func portIn(s discoveryv1.EndpointSlice, port *corev1.ServicePort, asked uint16,
 }
 
 // endpoint returns the endpoints of a slice's entry with a port.
-func (f *Facts) endpoint(from discoveryv1.Endpoint, port uint16) (all []endpoint) {
+func (f *facts) endpoint(from discoveryv1.Endpoint, port uint16) (all []endpoint) {
 	holds := func(condition *bool, unset bool) bool {
 		if condition == nil {
 			return unset
@@ -122,7 +122,7 @@ func (f *Facts) endpoint(from discoveryv1.Endpoint, port uint16) (all []endpoint
 }
 
 // endpointOfPod returns the endpoint of a request to the address of a pod.
-func (f *Facts) endpointOfPod() []endpoint {
+func (f *facts) endpointOfPod() []endpoint {
 	to := f.Trip.To
 	for n := range f.Pods {
 		p := &f.Pods[n]
@@ -134,7 +134,7 @@ func (f *Facts) endpointOfPod() []endpoint {
 	return nil
 }
 
-func (f *Facts) podNamed(name string) *corev1.Pod {
+func (f *facts) podNamed(name string) *corev1.Pod {
 	if n := slices.IndexFunc(f.Pods, func(p corev1.Pod) bool { return p.Name == name }); n >= 0 {
 		return &f.Pods[n]
 	}

@@ -24,8 +24,8 @@ const (
 	maxNotes = 6   // of a hop
 )
 
-// Facts are what was observed of a request.
-type Facts struct {
+// facts are the observations about a request.
+type facts struct {
 	Request    trip.Request
 	Port       uint16         // of the request
 	Connection api.Connection // that the request should take
@@ -52,25 +52,25 @@ type Facts struct {
 	Dials   map[netip.AddrPort]trip.Step // to endpoints, from Source
 	Traces  []api.InterceptTrace         // of this machine's intercepts in the cluster
 	Local   map[uint16]trip.Step         // dials to ports of this machine
-	// Missing says of what could not be read why: "you may not list pods in the namespace shop".
-	Missing map[Object]string
+	// Missing tells why objects could not be read: "you may not list pods in the namespace shop".
+	Missing map[object]string
 }
 
-// Object is a kind of objects that Facts contain.
-type Object string
+// object is a kind of objects that facts contain.
+type object string
 
 const (
-	Services       Object = "services"
-	EndpointSlices Object = "endpointslices"
-	Pods           Object = "pods"
-	Policies       Object = "networkpolicies"
-	Manager        Object = "manager"
-	Agents         Object = "agents"
+	objectServices       object = "services"
+	objectEndpointSlices object = "endpointslices"
+	objectPods           object = "pods"
+	objectPolicies       object = "networkpolicies"
+	objectManager        object = "manager"
+	objectAgents         object = "agents"
 )
 
-// Judge returns the hops of a request and the first cause for its failure.
-func Judge(f *Facts) api.Explanation {
-	j := &judge{Facts: f, all: f.endpoints()}
+// explanation returns the hops of a request and the first cause for its failure.
+func explanation(f *facts) api.Explanation {
+	j := &judge{facts: f, all: f.endpoints()}
 	for _, e := range j.all {
 		if e.ready {
 			j.ready = append(j.ready, e)
@@ -98,7 +98,7 @@ func Judge(f *Facts) api.Explanation {
 }
 
 type judge struct {
-	*Facts
+	*facts
 	all, ready []endpoint
 	landed     *landing // what the agents saw; nil: nothing
 	hops       []api.Hop
@@ -122,7 +122,7 @@ func found(verdict api.HopVerdict, format string, args ...any) finding {
 	return finding{verdict: verdict, seen: fmt.Sprintf(format, args...)}
 }
 
-// failed returns a finding with a cause. What was seen is the message of the cause.
+// failed returns a finding with a cause, whose message it shows.
 func failed(code api.ExitCode, format string, args ...any) finding {
 	e := api.Errorf(code, format, args...)
 	return finding{verdict: api.HopFailed, seen: e.Message, cause: e}
@@ -133,7 +133,7 @@ func (f finding) hint(format string, args ...any) finding {
 	return f
 }
 
-// add adds a hop. Only the first failure is the cause: what is behind it may follow from it.
+// add adds a hop. Only the first failure is the cause: later ones may follow from it.
 func (j *judge) add(name string, seconds float64, f finding) {
 	if f.verdict == api.HopFailed {
 		if j.cause == nil {
@@ -237,7 +237,7 @@ func (j *judge) name() finding {
 	case len(want) > 0:
 		return j.taken(fmt.Sprintf("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
 			list(want)))
-	case j.Certain && j.Missing[Services] == "":
+	case j.Certain && j.Missing[objectServices] == "":
 		return failed(api.ExitNameMissing, "there is no Service %s in the namespace %s", j.Name, j.Namespace).
 			hint("`kubectl -n %s get services` lists what there is.", api.ShellQuote(j.Namespace))
 	default:
@@ -366,8 +366,8 @@ func (j *judge) balancer() finding {
 	case port == nil && !isHeadless(s):
 		return failed(api.ExitNoPort, "%s has no TCP port %d; it has %s", what, j.Port, describePorts(s)).
 			hint("Add the port to the URL: %s://%s:PORT/", j.Request.URL.Scheme, api.Clean(j.Request.URL.Hostname()))
-	case j.Missing[EndpointSlices] != "":
-		return found(api.HopUnknown, "%s: %s", what, j.Missing[EndpointSlices])
+	case j.Missing[objectEndpointSlices] != "":
+		return found(api.HopUnknown, "%s: %s", what, j.Missing[objectEndpointSlices])
 	}
 	if f, none := j.noEndpoint(what, port); none {
 		return f
@@ -387,8 +387,8 @@ func (j *judge) balancer() finding {
 // noService is the balancer's finding without a Service.
 func (j *judge) noService() finding {
 	switch {
-	case j.Missing[Services] != "":
-		return found(api.HopUnknown, "%s", j.Missing[Services])
+	case j.Missing[objectServices] != "":
+		return found(api.HopUnknown, "%s", j.Missing[objectServices])
 	case len(j.all) == 1:
 		f := found(api.HopOK, "no Service: the address of %v", j.all[0])
 		if len(j.ready) == 0 {
@@ -422,8 +422,8 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 		f = failed(api.ExitTargetPort, "%s port %d has the targetPort %q, and no pod has a port of that name; they "+
 			"name %s", what, j.Port, targetOf(port), namesOf(declared(&j.Pods[0]))).
 			hint("Change targetPort of the Service, or name the port of the container so.")
-	case j.Missing[Pods] != "":
-		f = failed(api.ExitNoEndpoint, "%s has no endpoint", what).with(j.Missing[Pods])
+	case j.Missing[objectPods] != "":
+		f = failed(api.ExitNoEndpoint, "%s has no endpoint", what).with(j.Missing[objectPods])
 	case len(j.Pods) > 0:
 		f = failed(api.ExitNoEndpoint, "no pod of %s is ready", what).with(j.unready()...).
 			hint("`kubectl -n %s describe pod %s` shows the cause.", api.ShellQuote(j.Namespace),
@@ -447,7 +447,7 @@ func isReady(p corev1.Pod) bool {
 	})
 }
 
-// choice says what chooses among the endpoints.
+// choice names the component that chooses among the endpoints.
 func (j *judge) choice(s *corev1.Service) string {
 	switch {
 	case isHeadless(s):
@@ -472,7 +472,7 @@ func (j *judge) choice(s *corev1.Service) string {
 	return fmt.Sprintf("the traffic manager chooses one (%s)", scheduler)
 }
 
-// unready says why pods of the Service are not ready.
+// unready tells why pods of the Service are not ready.
 func (j *judge) unready() (notes []string) {
 	for n := range j.Pods {
 		if p := &j.Pods[n]; !isReady(*p) {
@@ -487,9 +487,9 @@ func (j *judge) policy() finding {
 	if len(targets) == 0 && j.FromPod && j.Service == nil && j.Trip.To.IsValid() {
 		targets = []endpoint{{to: j.Trip.To}} // outside of the cluster
 	}
-	switch missing := cmp.Or(j.Missing[Policies], j.Missing[Manager], j.Missing[Pods]); {
-	case len(targets) == 0 && cmp.Or(j.Missing[Services], j.Missing[EndpointSlices]) != "":
-		return found(api.HopUnknown, "%s", cmp.Or(j.Missing[Services], j.Missing[EndpointSlices]))
+	switch missing := cmp.Or(j.Missing[objectPolicies], j.Missing[objectManager], j.Missing[objectPods]); {
+	case len(targets) == 0 && cmp.Or(j.Missing[objectServices], j.Missing[objectEndpointSlices]) != "":
+		return found(api.HopUnknown, "%s", cmp.Or(j.Missing[objectServices], j.Missing[objectEndpointSlices]))
 	case len(targets) == 0:
 		return found(api.HopSkipped, "no endpoint")
 	case missing != "":
@@ -521,7 +521,7 @@ func (j *judge) policy() finding {
 		"the network plugin does not enforce the policy, or another rule allows it", text, j.source())
 }
 
-// blocked returns those of the endpoints that policies block, and the names of the policies.
+// blocked returns the targets that policies block, and the names of the policies.
 func (j *judge) blocked(targets []endpoint) (blocked []endpoint, names string) {
 	var all []string
 	for _, e := range targets {

@@ -22,16 +22,17 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/why/trip"
+	"kubevpn/internal/workloads"
 )
 
 const (
 	// Timeout is the default of Config.Timeout.
 	Timeout     = 5 * time.Second
-	judgePause  = 500 * time.Millisecond // of the timeout that is kept for what follows the last answer
+	judgePause  = 500 * time.Millisecond // of the timeout, for the steps after the last answer
 	readTimeout = 2 * time.Second        // of one read from the API server
 	// announceTimeout limits how long agents that do not answer delay the request.
 	announceTimeout = time.Second
-	wayTime         = time.Second // to a pod and back, of the time for an errand there
+	tripTime        = time.Second // of the time for an errand in a pod, to reach the pod and to answer
 	maxPods         = 200         // of a Service that are read
 	maxDials        = 8           // endpoints to which kubevpn connects
 	maxPorts        = 4           // other ports of a pod to which it connects
@@ -64,23 +65,23 @@ func (o *observer) explain(ctx context.Context) api.Explanation {
 	defer cancel()
 	o.trace(rest)
 	o.dialLocal(rest)
-	e := Judge(&o.facts)
+	e := explanation(&o.facts)
 	e.Seconds = time.Since(began).Seconds()
 	return e
 }
 
-// observer collects Facts. mu guards them while several goroutines write.
+// observer collects facts. mu guards them while several goroutines write.
 type observer struct {
 	Config
 	here  trip.Runner // on this machine
 	mu    sync.Mutex
-	facts Facts
+	facts facts
 }
 
 func newObserver(cfg Config) *observer {
-	o := &observer{Config: cfg, here: trip.Run, facts: Facts{
+	o := &observer{Config: cfg, here: trip.Run, facts: facts{
 		Request: cfg.Request, Connection: cfg.Connection, Port: trip.Port(cfg.Request.URL),
-		Dials: map[netip.AddrPort]trip.Step{}, Local: map[uint16]trip.Step{}, Missing: map[Object]string{},
+		Dials: map[netip.AddrPort]trip.Step{}, Local: map[uint16]trip.Step{}, Missing: map[object]string{},
 	}}
 	f, c := &o.facts, cfg.Connection
 	if cfg.Pod != nil {
@@ -91,7 +92,7 @@ func newObserver(cfg Config) *observer {
 	return o
 }
 
-// announce announces the request to the agents.
+// announce announces the request to the agents within announceTimeout.
 func (o *observer) announce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, announceTimeout)
 	defer cancel()
@@ -105,10 +106,10 @@ func (o *observer) trace(ctx context.Context) {
 	}
 	all, err := o.Trace(ctx)
 	if err != nil {
-		o.facts.Missing[Agents] = "cannot ask the agents: " + err.Error()
+		o.facts.Missing[objectAgents] = "cannot ask the agents: " + err.Error()
 		return
 	}
-	delete(o.facts.Missing, Agents)
+	delete(o.facts.Missing, objectAgents)
 	o.facts.Traces = slices.DeleteFunc(all, func(t api.InterceptTrace) bool {
 		return t.Connection != o.Connection.ID
 	})
@@ -142,7 +143,7 @@ func (o *observer) observe(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() {
 		if r, done := o.send(ctx, o.Request.Errand()); done {
-			o.set(func(f *Facts) { f.Trip = r.Result })
+			o.set(func(f *facts) { f.Trip = r.Result })
 		}
 	})
 	all.Go(func() {
@@ -158,18 +159,18 @@ func (o *observer) observe(ctx context.Context) {
 	all.Wait()
 }
 
-// send runs an errand where the request comes from. done is false if it was not run, and the Facts say why.
+// send runs an errand where the request comes from. done is false if it was not run, and the facts say why.
 func (o *observer) send(ctx context.Context, e trip.Errand) (r trip.Report, done bool) {
 	run := o.here
 	if o.Pod != nil {
 		run = o.Run
-		if deadline, ok := ctx.Deadline(); ok { // the rest is for the way to the pod and back
-			e.Timeout = max(time.Until(deadline)-wayTime, judgePause)
+		if deadline, ok := ctx.Deadline(); ok {
+			e.Timeout = max(time.Until(deadline)-tripTime, judgePause)
 		}
 	}
 	r, err := run(ctx, e)
 	if err != nil {
-		o.set(func(f *Facts) { f.Unsent = api.AsError(err) })
+		o.set(func(f *facts) { f.Unsent = api.AsError(err) })
 	}
 	return r, err == nil
 }
@@ -182,7 +183,7 @@ func (o *observer) sourceNamespace() string {
 	return o.Connection.ManagerNamespace
 }
 
-func (o *observer) set(f func(*Facts)) {
+func (o *observer) set(f func(*facts)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	f(&o.facts)
@@ -217,7 +218,7 @@ func serviceOf(host string, c api.Connection) (namespace, name string, certain b
 	return "", "", false
 }
 
-// readTarget reads what the host stands for, and what belongs to it.
+// readTarget reads the Service or pod that the host stands for, and the objects that belong to it.
 func (o *observer) readTarget(ctx context.Context, host string) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		o.readAddress(ctx, ip)
@@ -255,12 +256,12 @@ func (o *observer) askClusterDNS(ctx context.Context) {
 	name := fmt.Sprintf("%s.%s.svc.%s.", o.facts.Name, o.facts.Namespace, dns.Domain)
 	at := netip.AddrPortFrom(dns.Servers[0], 53).String()
 	if r, err := o.here(ctx, trip.Errand{Name: name, Nameserver: at}); err == nil {
-		o.set(func(f *Facts) { f.ClusterDNS.Addresses, f.ClusterDNS.Step = r.Result.Addresses, r.Result.Lookup })
+		o.set(func(f *facts) { f.ClusterDNS.Addresses, f.ClusterDNS.Step = r.Result.Addresses, r.Result.Lookup })
 	}
 }
 
 // read reads objects, and notes why it could not.
-func (o *observer) read(ctx context.Context, what Object, text string, read func(context.Context) error) {
+func (o *observer) read(ctx context.Context, what object, text string, read func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	err := read(ctx)
@@ -273,14 +274,14 @@ func (o *observer) read(ctx context.Context, what Object, text string, read func
 	} else if ctx.Err() != nil {
 		missing = fmt.Sprintf("cannot read %s: the API server did not answer in time", text)
 	}
-	o.set(func(f *Facts) { f.Missing[what] = missing })
+	o.set(func(f *facts) { f.Missing[what] = missing })
 }
 
 func (o *observer) readService(ctx context.Context) {
-	o.read(ctx, Services, "the Service", func(ctx context.Context) error {
+	o.read(ctx, objectServices, "the Service", func(ctx context.Context) error {
 		s, err := o.Kube.CoreV1().Services(o.facts.Namespace).Get(ctx, o.facts.Name, metav1.GetOptions{})
 		if err == nil {
-			o.set(func(f *Facts) { f.Service, f.Certain = s, true })
+			o.set(func(f *facts) { f.Service, f.Certain = s, true })
 		}
 		return err
 	})
@@ -290,13 +291,13 @@ func (o *observer) readService(ctx context.Context) {
 func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
 	var all sync.WaitGroup
 	all.Go(func() {
-		o.read(ctx, Services, "Services", func(ctx context.Context) error {
+		o.read(ctx, objectServices, "Services", func(ctx context.Context) error {
 			list, err := o.Kube.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 				FieldSelector: fields.OneTermEqualSelector("spec.clusterIP", ip.String()).String()})
 			if err != nil || len(list.Items) == 0 {
 				return err
 			}
-			o.set(func(f *Facts) {
+			o.set(func(f *facts) {
 				f.Service, f.Namespace, f.Name = &list.Items[0], list.Items[0].Namespace, list.Items[0].Name
 			})
 			return nil
@@ -304,13 +305,12 @@ func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
 	})
 	var pods []corev1.Pod
 	all.Go(func() {
-		o.read(ctx, Pods, "pods", func(ctx context.Context) error {
+		o.read(ctx, objectPods, "pods", func(ctx context.Context) error {
 			list, err := o.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 				FieldSelector: fields.OneTermEqualSelector("status.podIP", ip.String()).String()})
 			if err == nil {
 				pods = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
-					ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-					return ended || p.Spec.HostNetwork
+					return workloads.Finished(&p) || p.Spec.HostNetwork
 				})
 			}
 			return err
@@ -318,20 +318,20 @@ func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
 	})
 	all.Wait()
 	if o.facts.Service == nil && len(pods) == 1 {
-		o.set(func(f *Facts) {
+		o.set(func(f *facts) {
 			f.Namespace, f.Pods = pods[0].Namespace, pods
-			delete(f.Missing, Services) // the address is a pod's
+			delete(f.Missing, objectServices) // the address is a pod's
 		})
 	}
 }
 
 func (o *observer) readSlices(ctx context.Context) {
 	s := o.facts.Service
-	o.read(ctx, EndpointSlices, "EndpointSlices", func(ctx context.Context) error {
+	o.read(ctx, objectEndpointSlices, "EndpointSlices", func(ctx context.Context) error {
 		list, err := o.Kube.DiscoveryV1().EndpointSlices(s.Namespace).List(ctx, metav1.ListOptions{
 			LabelSelector: labels.Set{discoveryv1.LabelServiceName: s.Name}.String()})
 		if err == nil {
-			o.set(func(f *Facts) { f.Slices = list.Items })
+			o.set(func(f *facts) { f.Slices = list.Items })
 		}
 		return err
 	})
@@ -342,11 +342,11 @@ func (o *observer) readPods(ctx context.Context) {
 	if len(s.Spec.Selector) == 0 {
 		return
 	}
-	o.read(ctx, Pods, "pods", func(ctx context.Context) error {
+	o.read(ctx, objectPods, "pods", func(ctx context.Context) error {
 		list, err := o.Kube.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{
 			LabelSelector: labels.Set(s.Spec.Selector).String(), Limit: maxPods})
 		if err == nil {
-			o.set(func(f *Facts) { f.Pods = list.Items })
+			o.set(func(f *facts) { f.Pods = list.Items })
 		}
 		return err
 	})
@@ -354,20 +354,20 @@ func (o *observer) readPods(ctx context.Context) {
 
 func (o *observer) readManager(ctx context.Context) {
 	c := o.Connection
-	o.read(ctx, Manager, "the pod of the traffic manager", func(ctx context.Context) error {
+	o.read(ctx, objectManager, "the pod of the traffic manager", func(ctx context.Context) error {
 		pod, err := o.Kube.CoreV1().Pods(c.ManagerNamespace).Get(ctx, c.ManagerPod, metav1.GetOptions{})
 		if err == nil {
-			o.set(func(f *Facts) { f.Source = pod })
+			o.set(func(f *facts) { f.Source = pod })
 		}
 		return err
 	})
 }
 
 func (o *observer) readPolicies(ctx context.Context, namespace string) {
-	o.read(ctx, Policies, "NetworkPolicies", func(ctx context.Context) error {
+	o.read(ctx, objectPolicies, "NetworkPolicies", func(ctx context.Context) error {
 		list, err := o.Kube.NetworkingV1().NetworkPolicies(namespace).List(ctx, metav1.ListOptions{})
 		if err == nil {
-			o.set(func(f *Facts) { f.Policies = append(f.Policies, list.Items...) })
+			o.set(func(f *facts) { f.Policies = append(f.Policies, list.Items...) })
 		}
 		return err
 	})
@@ -405,6 +405,6 @@ func (o *observer) dialAll(ctx context.Context, to []netip.AddrPort) {
 		return
 	}
 	if r, done := o.send(ctx, trip.Errand{Dial: to}); done {
-		o.set(func(f *Facts) { maps.Copy(f.Dials, r.Dials) })
+		o.set(func(f *facts) { maps.Copy(f.Dials, r.Dials) })
 	}
 }

@@ -21,7 +21,7 @@ func NewCommand() *cobra.Command {
 		Use:   "trip",
 		Short: "Send a request from this pod for 'kubevpn why --from'",
 		Long: `Reads an errand from standard input, as JSON: a request to send, or addresses to
-connect to. It writes to standard output what came of it, as JSON.
+connect to. Writes the result to standard output, as JSON.
 
 With --stay it does nothing and ends after that time: it keeps the ephemeral
 container in which errands run.`,
@@ -36,7 +36,7 @@ container in which errands run.`,
 				wakeup.Pause(ctx, stay)
 				return nil
 			}
-			return Serve(ctx, os.Stdin, os.Stdout)
+			return serve(ctx, os.Stdin, os.Stdout)
 		},
 	}
 	cmd.Flags().DurationVar(&stay, "stay", 0, "time to stay, without an errand")

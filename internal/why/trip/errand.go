@@ -21,8 +21,8 @@ const (
 	maxTimeout = 10 * time.Minute
 )
 
-// Errand is what Run does: it sends a request, resolves a name, and connects to addresses. Each part is optional. It
-// crosses to a program in a pod as JSON.
+// Errand is a task for Run: to send a request, to resolve a name, and to connect to addresses. Each part is optional. A
+// program in a pod receives it as JSON.
 type Errand struct {
 	Method string      `json:"method,omitempty"`
 	URL    string      `json:"url,omitempty"` // empty: no request
@@ -42,7 +42,7 @@ func (r Request) Errand() Errand {
 	return Errand{Method: r.Method, URL: r.URL.String(), Header: r.Header, Trace: r.Trace}
 }
 
-// Report is what came of an errand.
+// Report is the result of an errand.
 type Report struct {
 	Result Result                  `json:"result"` // of the request or the name
 	Dials  map[netip.AddrPort]Step `json:"dials,omitempty"`
@@ -77,16 +77,16 @@ func Run(ctx context.Context, e Errand) (Report, error) {
 		if err != nil {
 			return r, err
 		}
-		r.Result = Go(ctx, Request{Method: e.Method, URL: to, Header: e.Header, Trace: e.Trace})
+		r.Result = send(ctx, Request{Method: e.Method, URL: to, Header: e.Header, Trace: e.Trace})
 	case e.Name != "":
-		r.Result.Addresses, r.Result.Nameservers, r.Result.Lookup = Lookup(ctx, e.Name, e.Nameserver)
+		r.Result.Addresses, r.Result.Nameservers, r.Result.Lookup = lookup(ctx, e.Name, e.Nameserver)
 	}
 	all.Wait()
 	return r, nil
 }
 
-// Serve reads one errand, runs it, and writes the report.
-func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
+// serve reads one errand, runs it, and writes the report.
+func serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	var e Errand
 	if err := json.NewDecoder(io.LimitReader(in, maxErrand)).Decode(&e); err != nil {
 		return fmt.Errorf("cannot read the errand: %w", err)
@@ -103,7 +103,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	return json.NewEncoder(out).Encode(r)
 }
 
-// ReadReport reads what Serve wrote, from a program that the reader does not trust. It reads at most one report.
+// ReadReport reads what serve wrote, from a program that the reader does not trust. It reads at most one report.
 func ReadReport(from io.Reader) (r Report, err error) {
 	if err := json.NewDecoder(io.LimitReader(from, maxReport)).Decode(&r); err != nil {
 		return Report{}, fmt.Errorf("cannot read the report: %w", err)

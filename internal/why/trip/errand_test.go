@@ -33,7 +33,7 @@ func TestErrandCrossesToAPodAndBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := Serve(t.Context(), bytes.NewReader(in), &out); err != nil {
+	if err := serve(t.Context(), bytes.NewReader(in), &out); err != nil {
 		t.Fatal(err)
 	}
 	r, err := ReadReport(&out)

@@ -91,22 +91,22 @@ type Result struct {
 	Body   string      `json:"body,omitempty"` // how it begins
 }
 
-// Go sends the request once. It follows no redirect, and does not verify certificates: they are not what it looks for.
-// It ends with ctx, whose deadline bounds the wait for the answer.
-func Go(ctx context.Context, r Request) Result {
+// send sends the request once. It follows no redirect and does not verify certificates. It ends with ctx, whose
+// deadline bounds the wait for the answer.
+func send(ctx context.Context, r Request) Result {
 	var t Result
 	port := Port(r.URL)
 	if ip, err := netip.ParseAddr(r.URL.Hostname()); err == nil {
 		t.Addresses = []netip.Addr{ip.Unmap()}
 	} else {
-		t.Addresses, t.Nameservers, t.Lookup = Lookup(ctx, r.URL.Hostname(), "")
+		t.Addresses, t.Nameservers, t.Lookup = lookup(ctx, r.URL.Hostname(), "")
 		t.Resolver = resolverSettings()
 	}
 	if len(t.Addresses) == 0 {
 		return t
 	}
 	t.To = netip.AddrPortFrom(t.Addresses[0], port)
-	t.Source, t.Device = Route(t.To)
+	t.Source, t.Device = route(t.To)
 	conn, step := dial(ctx, t.To)
 	t.Dial = step
 	if conn == nil {
@@ -162,9 +162,9 @@ func Port(u *url.URL) uint16 {
 	return 80
 }
 
-// Lookup resolves a name as programs of this machine do, or at a nameserver (ADDRESS:PORT). It returns the nameservers
+// lookup resolves a name as programs of this machine do, or at a nameserver (ADDRESS:PORT). It returns the nameservers
 // that were asked.
-func Lookup(ctx context.Context, name, nameserver string) (addresses []netip.Addr, asked []string, s Step) {
+func lookup(ctx context.Context, name, nameserver string) (addresses []netip.Addr, asked []string, s Step) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	var mu sync.Mutex
@@ -193,8 +193,8 @@ func Lookup(ctx context.Context, name, nameserver string) (addresses []netip.Add
 	return slices.Compact(addresses), slices.Clone(asked), stepOf(err, began)
 }
 
-// Route returns the address and the interface from which the kernel sends to an address.
-func Route(to netip.AddrPort) (source netip.Addr, device string) {
+// route returns the address and the interface from which the kernel sends to an address.
+func route(to netip.AddrPort) (source netip.Addr, device string) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)) // sends nothing
 	if err != nil {
 		return netip.Addr{}, ""

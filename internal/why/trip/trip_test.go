@@ -20,7 +20,7 @@ func goTo(t *testing.T, ctx context.Context, to string) Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Go(ctx, Request{Method: "GET", URL: u, Header: http.Header{"X-User": {"me"}}, Trace: NewTrace()})
+	return send(ctx, Request{Method: "GET", URL: u, Header: http.Header{"X-User": {"me"}}, Trace: NewTrace()})
 }
 
 func TestRequestIsMarkedAndAnswered(t *testing.T) {
