@@ -476,7 +476,7 @@ func (e *ensurer) parts(ns string) []part {
 }
 
 // repair restores missing objects besides the Deployment, if the user may. Otherwise the manager reports the rights
-// that it lacks. repair does not change the Deployment, which another tool may manage, nor any object of a Helm release.
+// that it lacks. repair does not change the Deployment, which another tool may manage, nor objects of a Helm release.
 func (e *ensurer) repair(ctx context.Context, ns string, s *survey, broken bool) error {
 	if e.release != nil {
 		return nil
