@@ -106,7 +106,7 @@ type AgentReport struct {
 // AgentState is the state of the leader.
 type AgentState struct {
 	Claims []Claim `json:"claims"` // of all owners
-	// how the application learns the client's address: "address", or "header: " (X-Forwarded-For) and why
+	// how the application learns the client's address: "address", or "header: " (X-Forwarded-For) and the reason
 	Source string `json:"source"`
 }
 

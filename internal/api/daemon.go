@@ -25,8 +25,8 @@ type ConnectRequest struct {
 	Scheduler    string         `json:"scheduler"`
 	ExtraCIDRs   []netip.Prefix `json:"extraCIDRs,omitempty"`
 	ExcludeCIDRs []netip.Prefix `json:"excludeCIDRs,omitempty"`
-	// Names under ExtraDomains are asked of cluster DNS, those under ExcludeDomains never. In lower case, without dots
-	// at their ends.
+	// Cluster DNS answers names under ExtraDomains, and never those under ExcludeDomains. In lower case, without dots at
+	// their ends.
 	ExtraDomains   []string `json:"extraDomains,omitempty"`
 	ExcludeDomains []string `json:"excludeDomains,omitempty"`
 	// ports that other laptops may connect to; none by default
@@ -112,7 +112,7 @@ type Connection struct {
 	SOCKS        *SOCKS    `json:"socks,omitempty"`        // the proxy that programs use in place of a device
 	AllowInbound []Inbound `json:"allowInbound,omitempty"` // ports that other laptops may connect to
 	Checks       []Check   `json:"checks"`                 // the results of the probe
-	// as the command that connected resolved them, those of intercepts among them
+	// as the command that connected resolved them, with those of intercepts
 	Settings []Setting `json:"settings,omitempty"`
 	Warnings []string  `json:"warnings,omitempty"`
 	Error    *Error    `json:"error,omitempty"`
@@ -165,7 +165,7 @@ type DNSStatus struct {
 	// ExtraDomains are further domains whose names cluster DNS answers, ExcludeDomains those whose names it never does.
 	ExtraDomains   []string `json:"extraDomains,omitempty"`
 	ExcludeDomains []string `json:"excludeDomains,omitempty"`
-	Hosts          []Host   `json:"hosts,omitempty"` // that names under ExtraDomains had recently, by address
+	Hosts          []Host   `json:"hosts,omitempty"` // recent addresses of names under ExtraDomains, sorted
 	// answers that were served after their TTL, because the connection was interrupted
 	StaleAnswers int64 `json:"staleAnswers,omitempty"`
 }

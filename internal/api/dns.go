@@ -21,8 +21,8 @@ type DNSQuery struct {
 	// From is who answered: "cluster" (cluster DNS), "cache" (its earlier answer), "stale" (the same, after its TTL),
 	// "nameserver" (one that this machine has without kubevpn) or "nobody".
 	From       string         `json:"from"`
-	Server     netip.AddrPort `json:"server,omitzero"`      // that answered this query itself
-	Connection string         `json:"connection,omitempty"` // ID of the one whose cluster was asked
+	Server     netip.AddrPort `json:"server,omitzero"`      // that answered; absent if unknown, as for the cache
+	Connection string         `json:"connection,omitempty"` // ID of the connection whose cluster was asked
 	Domain     string         `json:"domain,omitempty"`     // of the cluster, or an extra domain with the name
 	Rcode      string         `json:"rcode"`                // "NOERROR", "NXDOMAIN", "SERVFAIL"
 	Answers    []string       `json:"answers,omitempty"`    // the first records: "A 10.96.0.80"

@@ -15,10 +15,10 @@ type Finding struct {
 	Section string       `json:"section"`
 	Name    string       `json:"name"` // unique in a Diagnosis
 	State   FindingState `json:"state"`
-	Seen    string       `json:"seen,omitempty"` // by a check that is ok; why a check was skipped
+	Seen    string       `json:"seen,omitempty"` // what an ok check found, or why a check was skipped
 	Cause   string       `json:"cause,omitempty"`
 	Effect  string       `json:"effect,omitempty"`
-	Fix     string       `json:"fix,omitempty"`  // the command that mends it; may have several lines
+	Fix     string       `json:"fix,omitempty"`  // the command that fixes it; may have several lines
 	Code    ExitCode     `json:"code,omitempty"` // of a failed check: the exit code of `kubevpn doctor`
 	Seconds float64      `json:"seconds"`        // that the check took
 }

@@ -30,7 +30,7 @@ type InterceptSpec struct {
 	Observe bool            `json:"observe,omitempty"`
 	Flush   bool            `json:"flush,omitempty"` // end the connections that are already open
 	TLS     *TLSTermination `json:"tls,omitempty"`
-	// keep the last exchanges, at most so many
+	// how many of the last exchanges to keep
 	Record int `json:"record,omitempty"`
 	// send requests to a clone in the cluster, not to the laptop; not with Mirror
 	Clone *CloneSpec `json:"clone,omitempty"`

@@ -36,11 +36,11 @@ func SelfSigned(key *ecdsa.PrivateKey) (certificate tls.Certificate, hash string
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
-		return tls.Certificate{}, "", fmt.Errorf("creating the key's certificate: %w", err)
+		return tls.Certificate{}, "", fmt.Errorf("cannot create the key's certificate: %w", err)
 	}
 	leaf, err := x509.ParseCertificate(der)
 	if err != nil {
-		return tls.Certificate{}, "", fmt.Errorf("reading the key's certificate: %w", err)
+		return tls.Certificate{}, "", fmt.Errorf("cannot read the key's certificate: %w", err)
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf},
 		KeyHash(leaf.RawSubjectPublicKeyInfo), nil

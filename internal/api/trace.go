@@ -16,8 +16,8 @@ const (
 // AgentTrace is what an agent knows of the requests with one trace ID, for the owner that announced it.
 type AgentTrace struct {
 	Requests []TracedRequest `json:"requests,omitempty"`
-	// Older are the clients of the application's connections to ports of the owner's claims that the agent does not
-	// see: they began before it, or bypass it.
+	// Older are clients with connections to the application that the agent does not see, at ports of the owner's
+	// claims. The connections began before the agent, or bypass it.
 	Older []netip.AddrPort `json:"older,omitempty"`
 }
 

@@ -59,8 +59,8 @@ func newConnect(a *app) *cobra.Command {
 	o.flags.addTo(cmd, a, config.KeyMetricsListen)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "connect in this process, without a daemon, until Ctrl-C")
 	cmd.Flags().StringVar(&o.socks, "socks", "",
-		"loopback address and port of a SOCKS5 and HTTP proxy, through which alone programs reach the cluster, until "+
-			"Ctrl-C; needs no root and changes nothing on this machine")
+		"loopback address and port at which to serve a SOCKS5 and HTTP proxy until Ctrl-C; only programs that use it "+
+			"reach the cluster; needs no root and changes nothing on this machine")
 	o.output.addTo(cmd)
 	return cmd
 }
@@ -106,7 +106,8 @@ func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectReques
 	return errors.Join(o.app.Foreground(ctx, req, on), *printing)
 }
 
-// printing returns a function that calls on and prints the connection once it is established, and the error of that.
+// printing returns a function that calls on, and prints the connection once it is established. The second result points
+// to the error of printing.
 func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) {
 	failed := new(error)
 	return func(e api.Event) {
@@ -170,7 +171,7 @@ func awaitCleanup(ctx context.Context, c *client, id string, on func(api.Event))
 	return err
 }
 
-// awaitHelper waits until no helper is removing what it made: the last connection ends before that.
+// awaitHelper waits until the helper has removed everything that it created. The last connection ends before that.
 func awaitHelper(ctx context.Context, c *client) error {
 	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -312,7 +313,7 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 			complete(cmd, name, config.Modes()...)
 		case config.KeyScheduler:
 			flags.String(name, defaults.Scheduler,
-				"how an endpoint of a Service is chosen: "+strings.Join(config.Schedulers(), ", "))
+				"how the traffic manager chooses an endpoint of a Service: "+strings.Join(config.Schedulers(), ", "))
 			complete(cmd, name, config.Schedulers()...)
 		case config.KeyExtraCIDRs:
 			flags.StringSlice(name, nil, "additional network to route into the cluster; may be repeated")
@@ -335,7 +336,7 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 			flags.Lookup(name).NoOptDefVal = "true"
 		case config.KeyRedact:
 			flags.StringSlice(name, defaults.Redact,
-				"header whose values are not shown; may be repeated; none: show all")
+				"header whose values kubevpn hides; may be repeated; none: hide nothing")
 		case config.KeyMetricsListen:
 			flags.String(name, "", "loopback address and port at which the daemon serves /metrics, for Prometheus, "+
 				"until 'kubevpn quit'")
@@ -345,8 +346,9 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 	}
 }
 
-// resolve logs in and returns the settings, with those of the cluster. It warns about what it cannot use of these.
-// While it waits for the API server, it calls prepare, unless that is nil, without the settings of the cluster.
+// resolve logs in and returns the settings, with the client defaults of the cluster. It warns about defaults that it
+// cannot use. While it waits for the API server, it calls prepare, unless that is nil, with the settings before the
+// defaults.
 func (s *settingFlags) resolve(ctx context.Context, a *app, kube *kubeFlags, on func(api.Event),
 	prepare func(context.Context, config.Config, login)) (config.Config, *cluster.Cluster, cluster.Prepared, error) {
 	cfg, err := s.load(a)

@@ -124,7 +124,7 @@ func (c *consenting) store(needs api.Consent, on func(api.Event)) {
 	}
 }
 
-// allow asks the user for the consent that e needs, or for what its message says. It returns nil if the user agrees.
+// allow shows the message of e and asks whether the user allows it. It returns nil if the user agrees.
 func (c *consenting) allow(ctx context.Context, e *api.Error, on func(api.Event)) error {
 	if c.yes {
 		on(api.Event{Warning: e.Message + ": allowed without a question, because `yes` is set"})

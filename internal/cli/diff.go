@@ -275,7 +275,7 @@ func (d *diffRun) progress(ctx context.Context) {
 	}
 }
 
-// report prints the result, and returns what decides the exit code.
+// report prints the result, and returns the error that sets the exit code.
 func (d *diffRun) report(failure error) error {
 	result := d.results.Summary()
 	result.TypeMeta = api.Type(api.KindDiff)

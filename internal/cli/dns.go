@@ -101,7 +101,7 @@ func (o *dnsOptions) printHead(w io.Writer) {
 
 func (o *dnsOptions) printRow(w io.Writer, q api.DNSQuery) {
 	if q.Missed > 0 {
-		fmt.Fprintf(w, "! %d queries are missing here: they came faster than they could be shown\n", q.Missed)
+		fmt.Fprintf(w, "! %d queries are missing here: they came faster than kubevpn could show them\n", q.Missed)
 	}
 	server := ""
 	if q.Server.IsValid() {

@@ -32,9 +32,9 @@ func newDoctor(a *app) *cobra.Command {
 		Short: "Find out why a connection does not work",
 		Long: "Check what `kubevpn connect` needs on this machine, on the way to the API server and in the\n" +
 			"cluster. The command changes nothing, needs no root, and works without a daemon and without a\n" +
-			"cluster. Each fault has its cause, its effect and the command that mends it.\n\n" +
-			"The exit code is 0 if no check failed, otherwise that of the first one: the code with which\n" +
-			"`kubevpn connect` would fail. Warnings do not change it.",
+			"cluster. Each fault has its cause, its effect and the command that fixes it.\n\n" +
+			"The exit code is 0 if no check failed, otherwise that of the first failed check: the code with\n" +
+			"which `kubevpn connect` would fail. Warnings do not change it.",
 		Example: examples(
 			"Check everything", "kubevpn doctor",
 			"Check another cluster", "kubevpn doctor --context staging -n shop",

@@ -33,8 +33,8 @@ func newEnv(a *app) *cobra.Command {
 		Short: "Print the environment variables of a workload's container",
 		Long: "Print the environment variables of a container of a workload, with the values of its ConfigMaps,\n" +
 			"Secrets and fields, and the variables of its image if a pod runs. The command needs no connection.\n" +
-			"The formats dotenv and shell leave out variables that decide what programs of this machine execute,\n" +
-			"such as PATH, like `kubevpn dev`.",
+			"Like `kubevpn dev`, the formats dotenv and shell leave out variables that decide what programs of\n" +
+			"this machine execute, such as PATH.",
 		Example: examples(
 			"Print the variables for a .env file", "kubevpn env deployment/web",
 			"Write them to a file that only you can read", "kubevpn env deployment/web --file .env",
@@ -118,7 +118,7 @@ func formatEnvironment(format string, variables []podenv.Variable, warn func(str
 	for _, v := range variables {
 		switch {
 		case !names.MatchString(v.Name):
-			warn(fmt.Sprintf("left out, because -o %s cannot contain the name: %q", format, v.Name))
+			warn(fmt.Sprintf("omitting the variable %q: -o %s cannot contain its name", v.Name, format))
 		case format == "shell":
 			fmt.Fprintf(&b, "export %s='%s'\n", v.Name, strings.ReplaceAll(v.Value, "'", `'\''`))
 		case format == "dotenv":

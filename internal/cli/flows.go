@@ -29,8 +29,8 @@ func newFlows(a *app) *cobra.Command {
 		Short: "Show what passes the tunnels now",
 		Long: "Show the flows through the tunnels of this machine, the fastest first: the program, the port that it\n" +
 			"uses, the destination with the name of its Service or pod, the bytes, the rate, and who keeps the\n" +
-			"bytes waiting. Rates are those of one second, which the command waits for. The round trip is that\n" +
-			"to the traffic manager in the gvisor netstack, and that to the destination in the system netstack.\n" +
+			"bytes waiting. The command measures the rates for one second. The round trip is to the traffic\n" +
+			"manager in the gvisor netstack, and to the destination in the system netstack.\n" +
 			"`kubevpn flows` shows the connections of the daemon only, and records nothing.",
 		Example: examples(
 			"Show the fastest flows", "kubevpn flows",

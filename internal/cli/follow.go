@@ -59,10 +59,10 @@ func (f *format) printLine(w io.Writer, followed bool, object any) error {
 	return f.print(w, object)
 }
 
-// screen shows text that replaces the text before.
+// screen shows texts, each of which replaces the previous one.
 type screen struct {
 	out      io.Writer
-	terminal *os.File // nil: later text follows the text before
+	terminal *os.File // nil: each text follows the previous one
 }
 
 // newScreen returns a screen on the terminal, if replace is set and the output is one.
@@ -74,7 +74,7 @@ func (a *app) newScreen(replace bool) *screen {
 	return s
 }
 
-// draw shows what show writes, as much of it as the terminal has room for.
+// draw shows the output of show, cut to the size of the terminal.
 func (s *screen) draw(show func(io.Writer) error) error {
 	if s.terminal == nil {
 		return show(s.out)
@@ -91,7 +91,7 @@ func (s *screen) draw(show func(io.Writer) error) error {
 	return err
 }
 
-// frame returns what replaces the content of a terminal of this size with the text.
+// frame returns the output that replaces the content of a terminal of this size with the text.
 func frame(text string, width, height int) string {
 	const home, restOfLine, restOfScreen = "\x1b[H", "\x1b[K", "\x1b[J"
 	lines := strings.Split(strings.TrimRight(api.Clean(text), "\n"), "\n")

@@ -70,7 +70,7 @@ func kubeUsages() map[string]string {
 		clientcmd.FlagAPIServer:             "URL of the API server (default: that of the cluster)",
 		clientcmd.FlagTLSServerName:         "name in the certificate of the API server (default: its host name)",
 		clientcmd.FlagInsecure:              "do not verify the certificate of the API server (insecure)",
-		clientcmd.FlagCAFile:                "path of the certificate of the authority that signed the API server's",
+		clientcmd.FlagCAFile:                "path of the certificate of the API server's certificate authority",
 		clientcmd.FlagProxyURL:              "URL of the proxy to the API server",
 		clientcmd.FlagBearerToken:           "bearer token, instead of the credentials of the kubeconfig",
 		clientcmd.FlagCertFile:              "path of a client certificate, instead of the kubeconfig's credentials",

@@ -30,10 +30,10 @@ func newList(a *app) *cobra.Command {
 	o := &listOptions{app: a, output: newObjectFormat("table", "wide")}
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List workloads: what can be intercepted, and who does",
+		Short: "List workloads, and who intercepts or clones them",
 		Long: "List the workloads of a namespace: the modes in which `kubevpn proxy` can add an agent, the ports,\n" +
 			"and the owners of intercepts and clones, also on other machines. The command asks only the API server;\n" +
-			"it needs no connection. It reads no rights: `kubevpn proxy` checks those. An owner is listed for a\n" +
+			"it needs no connection. It does not check your rights: `kubevpn proxy` does. An owner is listed for a\n" +
 			"minute after the end of an intercept. `kubevpn status` shows the intercepts of this machine.",
 		Example: examples(
 			"List the workloads of the current namespace", "kubevpn list",
@@ -192,7 +192,7 @@ func listedServices(ports []api.WorkloadPort) string {
 	return strings.Join(texts, ",")
 }
 
-// holders lists owners, and with -o wide what they have.
+// holders lists owners, and with -o wide their modes, matches and clones.
 func (o *listOptions) holders(all []api.Holder) string {
 	var texts []string
 	for _, h := range all {

@@ -37,7 +37,7 @@ func newLogs(a *app) *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print new lines until interrupted")
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print new lines until Ctrl-C")
 	cmd.Flags().IntVar(&o.tail, "tail", -1, "number of recent lines to print; -1 prints all")
 	return cmd
 }

@@ -120,8 +120,8 @@ func (f *format) print(w io.Writer, object any, names ...string) error {
 	return nil
 }
 
-// printResult prints the object in which a command with progress results. The progress is text, or lines of JSON that
-// contain the object.
+// printResult prints the result of a command that shows its progress. In the formats text and json, the progress
+// contains the result, so printResult prints nothing.
 func (f *format) printResult(w io.Writer, object any, names ...string) error {
 	if f.value == "text" || f.value == "json" {
 		return nil

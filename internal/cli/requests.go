@@ -73,7 +73,7 @@ func newRequests(a *app) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&o.req.Follow, "follow", "f", false, "record, and print requests until interrupted")
+	flags.BoolVarP(&o.req.Follow, "follow", "f", false, "record, and print requests until Ctrl-C")
 	flags.Var(&o.body, "body", fmt.Sprintf("with -f: bytes of each body to record, such as 64Ki, at most %dKi",
 		api.MaxRecordedBody>>10))
 	flags.Lookup("body").NoOptDefVal = fmt.Sprintf("%dKi", api.DefaultRecordedBody>>10)

@@ -27,7 +27,7 @@ func newRun(a *app) *cobra.Command {
 		Short: "Run a program of this machine on the cluster's network, without root",
 		Long: "Run a program of this machine on the cluster's network. It needs no workload, no root and no daemon,\n" +
 			"and changes nothing on this machine.\n\n" +
-			"Where Linux allows user namespaces and /dev/net/tun, the program gets a network of its own, which\n" +
+			"If Linux allows user namespaces and /dev/net/tun, the program gets a network of its own, which\n" +
 			"reaches the cluster and all that this machine reaches. Elsewhere, and with --socks, it keeps this\n" +
 			"machine's network, and the variables HTTP_PROXY, HTTPS_PROXY and ALL_PROXY name a proxy that reaches\n" +
 			"the cluster. Programs that ignore them do not reach it: ping, dig, psql, Java, and most that speak\n" +
@@ -102,7 +102,7 @@ func (o *runOptions) run(ctx context.Context, command []string, on func(api.Even
 	return err
 }
 
-// target returns the connection for the program: by a proxy on the listener, or for its own network.
+// target returns the connection for the program: through a proxy on the listener, or for its own network.
 func (o *runOptions) target(
 	ctx context.Context, l net.Listener, on func(api.Event), quiet func(),
 ) (dev.Target, error) {

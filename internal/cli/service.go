@@ -19,8 +19,8 @@ func newService(a *app) *cobra.Command {
 		Short: "Connect without a password: manage the service of the root helper",
 		Long: "Manage a service of systemd, or of launchd on macOS, that starts the root helper in place of sudo,\n" +
 			"so that `kubevpn connect` asks for no password. Only the user who installs it, or the members of a\n" +
-			"group, may use it, and only for private networks and domains that are not the Internet's: root\n" +
-			"allows more in " + service.PolicyFile + ".",
+			"group, may use it, and only for private networks and non-public domains: root allows more in\n" +
+			service.PolicyFile + ".",
 		Example: examples("Install the service for you", "kubevpn service install", "Show who may use it",
 			"kubevpn service status", "Remove it", "kubevpn service uninstall"),
 		Args: noArgs,
@@ -36,8 +36,8 @@ func newServiceInstall(a *app) *cobra.Command {
 		Use:   "install",
 		Short: "Install the service, or replace it",
 		Long: "Copy this program to " + service.Program + ", where only root can\n" +
-			"change it, and have it started as root for each connection to " + service.Socket + ".\n" +
-			"The command uses sudo if necessary. Open connections continue.",
+			"change it. systemd or launchd starts it as root for each connection to\n" +
+			service.Socket + ". The command uses sudo if necessary. Open connections continue.",
 		Example: examples("Install the service for you", "kubevpn service install",
 			"Install it for the members of a group", "kubevpn service install --group developers"),
 		Args: noArgs,

@@ -37,7 +37,7 @@ func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet 
 	})
 }
 
-// proxied is SOCKS without what the configuration file sets for connections with a device.
+// proxied calls SOCKS without the settings of the configuration file that require a device.
 func (a *app) proxied(ctx context.Context, req api.ConnectRequest, l net.Listener, on func(api.Event)) error {
 	req.Netstack, req.AllowInbound = "", nil
 	return a.SOCKS(ctx, req, l, on)

@@ -65,7 +65,7 @@ func (o *statusOptions) run(ctx context.Context) error {
 	return o.follow(ctx, status)
 }
 
-// read returns the status of the daemon. That of no daemon has no connections.
+// read returns the status of the daemon. If none runs, the status has no connections.
 func (o *statusOptions) read(ctx context.Context) (api.Status, error) {
 	status, err := o.app.status(ctx)
 	if errors.Is(err, errNoDaemon) {
@@ -112,7 +112,7 @@ func (o *statusOptions) follow(ctx context.Context, status api.Status) error {
 	return nil
 }
 
-// withoutMeasurements returns what print prints, without what changes all the time.
+// withoutMeasurements returns the output of print without measurements, which change all the time.
 func (o *statusOptions) withoutMeasurements(status api.Status, now time.Time) (string, error) {
 	status.Connections = slices.Clone(status.Connections)
 	for n := range status.Connections {
@@ -243,10 +243,10 @@ func (o *statusOptions) details(c api.Connection) []string {
 // describeDomains returns lines about names that are resolved differently because the user said so.
 func describeDomains(s api.DNSStatus) (lines []string) {
 	for _, d := range s.ExtraDomains {
-		lines = append(lines, "names under "+d+" are asked of cluster DNS")
+		lines = append(lines, "cluster DNS answers names under "+d)
 	}
 	for _, d := range s.ExcludeDomains {
-		lines = append(lines, "names under "+d+" are asked of this machine's nameservers")
+		lines = append(lines, "this machine's nameservers answer names under "+d)
 	}
 	for _, h := range s.Hosts {
 		if h.Routed {

@@ -34,8 +34,8 @@ func newUI(a *app) *cobra.Command {
 		Long: "Print the URL of a page that shows the connections with their transports and checks, throughput and\n" +
 			"round trip, flows, names, intercepts with their requests, clones, the findings of `kubevpn doctor`\n" +
 			"and the log, and open it if there is a browser. The daemon serves the page on a loopback address,\n" +
-			"until it ends or `kubevpn ui --stop`. The page changes nothing. Whoever has the URL can read it:\n" +
-			"other users and other web sites cannot.",
+			"until it ends or `kubevpn ui --stop`. The page changes nothing. Anyone with the URL can read it.\n" +
+			"Without the URL, other users and other web sites cannot.",
 		Example: examples(
 			"Open the page", "kubevpn ui",
 			"Only print its URL", "kubevpn ui --no-open",

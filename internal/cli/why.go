@@ -44,8 +44,8 @@ func newWhy(a *app) *cobra.Command {
 		Long: "Send one request from this machine, and show each hop of its path: the name, the route, the Service\n" +
 			"and its endpoints, NetworkPolicies, the connection, the traffic agent, the program of this machine and\n" +
 			"the answer. It names the cause if a hop fails, and its exit code tells causes apart. It reads objects\n" +
-			"with your own rights; what you may not read is shown as unknown. The request carries the headers\n" +
-			"kubevpn-why and traceparent.\n\n" +
+			"with your own rights, and shows a hop as unknown if you may not read them. The request carries the\n" +
+			"headers kubevpn-why and traceparent.\n\n" +
 			"With --from, a pod of a workload sends the request, from an ephemeral container that kubevpn adds.\n" +
 			"The container ends after ten minutes, and its entry stays in the pod until the pod ends, so kubevpn\n" +
 			"asks first.",
@@ -179,7 +179,7 @@ func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *wh
 	return nil
 }
 
-// source makes a pod of --from the one that sends the request. It tells and asks before it adds a container.
+// source lets a pod of --from send the request. It asks the user before it adds a container.
 func (o *whyOptions) source(ctx context.Context, c *cluster.Cluster, namespace string, cfg *why.Config,
 	p progress) error {
 	settings, err := o.settings.load(o.app)
@@ -221,7 +221,7 @@ func (o *whyOptions) source(ctx context.Context, c *cluster.Cluster, namespace s
 	return s.Start(ctx)
 }
 
-// podOf returns a pod of a workload that runs.
+// podOf returns a running pod of a workload.
 func podOf(ctx context.Context, c *cluster.Cluster, namespace, workload string) (*corev1.Pod, error) {
 	w, err := workloads.New(c).Workload(ctx, namespace, workload)
 	if err != nil {
@@ -230,7 +230,7 @@ func podOf(ctx context.Context, c *cluster.Cluster, namespace, workload string) 
 	pod, err := dev.Running(ctx, c.Kube(), w)
 	switch {
 	case err != nil:
-		return nil, c.ExplainContext(ctx, fmt.Errorf("listing the pods of %s: %w", w, err))
+		return nil, c.ExplainContext(ctx, fmt.Errorf("cannot list the pods of %s: %w", w, err))
 	case pod == nil:
 		return nil, api.Errorf(api.ExitWorkload, "no pod of %s in the namespace %s runs", w, namespace).
 			WithHint("`kubectl -n %s get pods` shows them. Scale the workload up, or name another one.",

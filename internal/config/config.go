@@ -191,8 +191,8 @@ func settings() []setting {
 	}
 }
 
-// ParseMetricsListen returns the address and port for metrics in their usual form, or an error if it is not one of
-// loopback. Empty means none.
+// ParseMetricsListen returns the address and port for metrics in their usual form, or an error if the address is not a
+// loopback address. Empty means none.
 func ParseMetricsListen(s string) (string, error) {
 	at, err := netip.ParseAddrPort(s)
 	switch {
@@ -206,7 +206,7 @@ func ParseMetricsListen(s string) (string, error) {
 	return at.String(), nil
 }
 
-// headerName parses the name of a header. The name "none" is that of no header.
+// headerName parses the name of a header. "none" is valid and hides nothing, because no header has this name.
 func headerName(s string) (string, error) {
 	if _, err := httpmatch.New(httpmatch.Spec{Headers: []httpmatch.Header{{Name: s, Value: "x"}}}); err != nil {
 		return "", fmt.Errorf("%q is not the name of a header", s)

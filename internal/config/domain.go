@@ -34,7 +34,7 @@ func extraDomain(s string) (string, error) {
 	}
 	switch d[strings.LastIndexByte(d, '.')+1:] {
 	case "localhost", "onion", "invalid":
-		return "", fmt.Errorf("%q is not a domain of nameservers", s)
+		return "", fmt.Errorf("nameservers do not answer names under %q", s)
 	}
 	if d == "local" || d == "svc" || d == "pod" {
 		return "", fmt.Errorf("%q has names of this network or of every cluster; name a domain below it", s)
@@ -55,7 +55,7 @@ func (c *Config) excludedBy(d string) string {
 func (c *Config) CheckDomains() error {
 	for _, d := range c.ExtraDomains {
 		if e := c.excludedBy(d); e != "" {
-			return api.Errorf(api.ExitUsage, "names under %s cannot be asked of cluster DNS: %s is excluded", d, e).
+			return api.Errorf(api.ExitUsage, "cluster DNS cannot answer names under %s: %s is excluded", d, e).
 				WithHint("extraDomains is set by %s, and excludeDomains by %s: remove one of the two domains",
 					c.Setting(KeyExtraDomains).Source, c.Setting(KeyExcludeDomains).Source)
 		}
@@ -63,8 +63,8 @@ func (c *Config) CheckDomains() error {
 	return nil
 }
 
-// yieldDomains removes domains of the client defaults that contradict the user's, or each other: an excluded one takes
-// precedence, unless only the extra one is the user's.
+// yieldDomains removes domains of the client defaults that contradict the user's, or each other. An excluded domain
+// takes precedence, unless the user set only the extra domain.
 func (c *Config) yieldDomains() {
 	of := func(key Key) api.Origin { return c.origins[key].layer }
 	if of(KeyExcludeDomains) == api.OriginCluster && of(KeyExtraDomains) != api.OriginCluster {

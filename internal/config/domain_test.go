@@ -14,7 +14,7 @@ func TestExtraDomainsAreThoseOfNameservers(t *testing.T) {
 		"": "not a domain", ".": "not a domain", "*.corp.test": "not a domain", "corp test": "not a domain", "corp..test": "not a domain",
 		"b\xc3\xbccher.test": "not a domain", strings.Repeat("x", 64) + ".test": "not a domain", strings.Repeat("x.", 130): "not a domain",
 		"com": "public suffix", "co.uk": "public suffix", "in-addr.arpa": "public suffix",
-		"localhost": "no", "x.onion": "no", "x.invalid": "no", "local": "names of this network", "svc": "of every cluster",
+		"localhost": "do not answer", "x.onion": "do not answer", "x.invalid": "do not answer", "local": "names of this network", "svc": "of every cluster",
 	} {
 		got, err := extraDomain(in)
 		if err != nil {

@@ -36,7 +36,7 @@ func Environment(ctx context.Context, t Target, local bool, warn func(string)) (
 	}
 	variables, left := forMachine(variables)
 	if len(left) > 0 {
-		warn("left out, because programs of this machine would execute what they say: " + strings.Join(left, ", ") +
+		warn("omitting variables that decide what programs of this machine execute: " + strings.Join(left, ", ") +
 			"; -o json and -o docker contain them")
 	}
 	return variables, nil

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// kept are the variables whose values stay this machine's: a pod's values would decide which code the programs of this
+// kept are the variables that keep this machine's values: a pod's values would decide which code the programs of this
 // machine execute, or whose files they use. A name that ends in * stands for all names that begin so, in upper or lower
 // case: npm reads both. docs/dev.md has the same table.
 var kept = []struct{ names, why string }{
@@ -13,8 +13,9 @@ var kept = []struct{ names, why string }{
 	{"HOME XDG_*", "programs read their configuration and keys there"},
 	{"LD_* GCONV_PATH GETCONF_DIR GLIBC_TUNABLES LOCPATH NLSPATH",
 		"the loader and the C library load code and data from there"},
-	{"SHELL BASH_ENV ENV BASH_FUNC_* ZDOTDIR FPATH INPUTRC IFS", "shells are started, or start, by them"},
-	{"PROMPT_COMMAND PS0 PS1 PS2 PS4 SHELLOPTS BASHOPTS", "bash executes the commands in them, or is told to"},
+	{"SHELL BASH_ENV ENV BASH_FUNC_* ZDOTDIR FPATH INPUTRC IFS", "they name a shell, or decide how one starts"},
+	{"PROMPT_COMMAND PS0 PS1 PS2 PS4 SHELLOPTS BASHOPTS",
+		"bash executes the commands in them, or sets the options that they name"},
 	{"BROWSER EDITOR FCEDIT LESS LESSCLOSE LESSOPEN MANPAGER PAGER SSH_ASKPASS SUDO_ASKPASS VISUAL EXINIT VIMINIT",
 		"other programs execute what they name"},
 	{"GIT_ASKPASS GIT_COMMON_DIR GIT_CONFIG* GIT_DIR GIT_EDITOR GIT_EXEC_PATH GIT_EXTERNAL_DIFF GIT_PAGER " +
@@ -53,7 +54,7 @@ var kept = []struct{ names, why string }{
 	{"DBUS_SESSION_BUS_ADDRESS DBUS_SYSTEM_BUS_ADDRESS", "an address of D-Bus can name a command"},
 }
 
-// isKept reports whether a variable stays this machine's.
+// isKept reports whether a variable keeps this machine's value.
 func isKept(name string) bool {
 	// An API server should not accept a name with "=". It would set the variable before the "=".
 	name, _, _ = strings.Cut(name, "=")

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// docs/dev.md names every variable that stays this machine's, with the reason.
+// docs/dev.md names every variable that keeps this machine's value, with the reason.
 func TestKeptVariablesAreDocumented(t *testing.T) {
 	var want strings.Builder
 	for _, k := range kept {
@@ -18,7 +18,7 @@ func TestKeptVariablesAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(text), "| variables that stay this machine's | because |\n|---|---|\n")
+	_, table, _ := strings.Cut(string(text), "| variables that keep this machine's value | because |\n|---|---|\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	if diff := cmp.Diff(want.String(), table+"\n"); diff != "" {
 		t.Errorf("the table of docs/dev.md: -want +got\n%s\nwant:\n%s", diff, want.String())

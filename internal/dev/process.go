@@ -44,14 +44,14 @@ type Config struct {
 
 	Init []string // sandbox.Config.Init
 	Args []string // the program
-	// Local is the laptop's environment. The container's variables override it, except for those that stay the laptop's
-	// (isKept, keptFromImage) unless FromPod has their names. Env, with entries NAME=VALUE, overrides both.
+	// Local is the laptop's environment. The container's variables override it, except for those that keep the laptop's
+	// value (isKept, keptFromImage) unless FromPod has their names. Env, with entries NAME=VALUE, overrides both.
 	Local, FromPod, Env []string
 	// MountOver are paths at and below which the guard allows volumes.
 	MountOver             []string
 	Stdin, Stdout, Stderr *os.File
-	// Network connects the program's own network, which is that of place. It calls ready when the program may run, and
-	// returns when ctx or the network has ended, which ends the program. If it is nil, the program uses the laptop's.
+	// Network connects the network of place, which only the program uses. It calls ready when the program may run. It
+	// returns when ctx or the network has ended, which ends the program. Nil: the program uses the laptop's network.
 	Network func(ctx context.Context, place sandbox.Place, ready func()) error
 
 	Warn   func(string) // is called for each difference from the container, also by Run

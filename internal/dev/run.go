@@ -129,7 +129,7 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 		p, unprepared = beside.prepare(preparing, nil)
 	}()
 	released, err := r.hold(held)
-	if err != nil { // it is told first, whatever prepare has found
+	if err != nil { // the user sees this error first, whatever prepare has found
 		abandon()
 		<-prepared
 		return 0, err

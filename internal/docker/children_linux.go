@@ -37,7 +37,7 @@ type child struct {
 // command starts cmd, and calls after when it has ended.
 func (r *run) command(name string, cmd *exec.Cmd, after func()) (*child, error) {
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("running docker: %w", err)
+		return nil, fmt.Errorf("cannot run docker: %w", err)
 	}
 	c := &child{name: name, cmd: cmd, done: make(chan struct{})}
 	go func() {
@@ -112,7 +112,7 @@ func accept(ctx context.Context, l *net.UnixListener, c *child) (*net.UnixConn, 
 	case errors.Is(err, net.ErrClosed):
 		return nil, errNotStarted
 	}
-	return nil, fmt.Errorf("waiting for the container's first process: %w", err)
+	return nil, fmt.Errorf("cannot accept the connection of the container's first process: %w", err)
 }
 
 var errNotStarted = errors.New("`docker run` ended first")
@@ -189,7 +189,7 @@ func (r *run) show(ctx context.Context, v podenv.Volume) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	if err := r.network.remote.Update(ctx, owned); err != nil {
-		return fmt.Errorf("writing a volume: %w", err)
+		return fmt.Errorf("cannot write the volume %s: %w", v.Name, err)
 	}
 	return nil
 }

@@ -75,7 +75,7 @@ func capable(info []byte) ([]string, error) {
 		SecurityOptions         []string
 	}
 	if err := json.Unmarshal(info, &i); err != nil {
-		return nil, fmt.Errorf("reading the output of `docker info`: %w", err)
+		return nil, fmt.Errorf("cannot read the output of `docker info`: %w", err)
 	}
 	if i.OSType != "linux" {
 		return nil, noEngine("switch Docker to Linux containers on a Linux machine",

@@ -154,7 +154,7 @@ func (p *plan) warnings() []string {
 	return all
 }
 
-// names of containers of a run.
+// networkName and containerName return the names of a run's containers.
 func networkName(id string) string         { return "kubevpn-" + id + "-network" }
 func containerName(id, name string) string { return "kubevpn-" + id + "-" + name }
 

@@ -55,7 +55,7 @@ func signals(terminal bool) <-chan os.Signal {
 func start(program subreaper.Program, passed <-chan os.Signal) (*subreaper.Process, error) {
 	// Orphans must come here also when this process is not PID 1: with --pid host.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("becoming the parent of orphans: %w", err)
+		return nil, fmt.Errorf("cannot become the parent of orphans: %w", err)
 	}
 	program.Env = merge(slices.DeleteFunc(os.Environ(), isProxy), program.Env)
 	var family subreaper.Family

@@ -256,7 +256,7 @@ func (r *run) released() (int, error) {
 			"`docker run` ended (%w) before its container %s, so kubevpn ended the container", err, r.chosen.container)
 	}
 	return 0, api.Errorf(api.ExitEngine,
-		"its detach keys ended `docker run`; the container %s cannot run without it, so kubevpn ended the container",
+		"the detach keys ended `docker run`; the container %s cannot run without it, so kubevpn ended the container",
 		r.chosen.container).
 		WithHint("the keys are Ctrl-P Ctrl-Q by default; -- --detach-keys KEYS changes them")
 }

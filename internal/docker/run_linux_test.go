@@ -66,7 +66,7 @@ func TestReadUsesVariablesOfTheRunningPod(t *testing.T) {
 	}
 }
 
-// A `docker run` can return while its container still runs, for example by its detach keys.
+// A `docker run` can return while its container still runs, for example by the detach keys.
 func TestReleasedWaitsBrieflyForTheReportOfTheProgramsEnd(t *testing.T) {
 	returned := func(script string) *run {
 		t.Helper()

@@ -107,7 +107,7 @@ func end(text string) string {
 	}
 	text = text[len(text)-partMost:]
 	_, text, _ = strings.Cut(text, "\n")
-	return "[the begin is left out]\n" + text
+	return "[the beginning is left out]\n" + text
 }
 
 // describe returns the index.
