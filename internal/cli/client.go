@@ -125,16 +125,20 @@ func (c *client) explain(ctx context.Context, err error) error {
 func query[T any](ctx context.Context, c *client, path string) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	var v T
-	resp, err := c.do(ctx, http.MethodGet, path, nil)
+	return call[T](ctx, c, http.MethodGet, path, nil)
+}
+
+// call sends a request and returns its answer.
+func call[T any](ctx context.Context, c *client, method, path string, body any) (answer T, err error) {
+	resp, err := c.do(ctx, method, path, body)
 	if err != nil {
-		return v, err
+		return answer, err
 	}
 	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
-		return v, c.explain(ctx, err)
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return answer, c.explain(ctx, err)
 	}
-	return v, nil
+	return answer, nil
 }
 
 func (c *client) info(ctx context.Context) (api.DaemonInfo, error) {
@@ -146,14 +150,8 @@ func (c *client) status(ctx context.Context) (api.Status, error) {
 }
 
 // trace announces a trace ID to the agents of all intercepts, and returns what they have noted.
-func (c *client) trace(ctx context.Context, id string) (traces api.Traces, err error) {
-	resp, err := c.do(ctx, http.MethodPost, api.PathTrace, api.TraceRequest{Trace: id})
-	if err != nil {
-		return traces, err
-	}
-	defer resp.Body.Close()
-	err = json.NewDecoder(resp.Body).Decode(&traces)
-	return traces, err
+func (c *client) trace(ctx context.Context, id string) (api.Traces, error) {
+	return call[api.Traces](ctx, c, http.MethodPost, api.PathTrace, api.TraceRequest{Trace: id})
 }
 
 const (
@@ -239,23 +237,34 @@ func (c *client) hold(ctx context.Context, path string, body any, on func(api.Ev
 // follow calls on with each event of a response. It returns the same as stream.
 func (c *client) follow(ctx context.Context, answer io.Reader, on func(api.Event)) (*api.Connection, error) {
 	var last *api.Connection
-	for dec := json.NewDecoder(answer); ; {
-		var e api.Event
-		switch err := dec.Decode(&e); {
-		case errors.Is(err, io.EOF):
-			return last, nil
-		case err != nil && ctx.Err() != nil:
-			return last, c.explain(ctx, ctx.Err())
-		case err != nil:
-			return last, api.Errorf(api.ExitDaemon, "the daemon ended before it completed the request").
-				WithHint("see `kubevpn logs` for the cause")
-		}
+	err := readLines(ctx, c, answer, func(e api.Event) error {
 		on(e)
 		if e.Error != nil {
-			return last, e.Error
+			return e.Error
 		}
 		if e.Connection != nil {
 			last = e.Connection
+		}
+		return nil
+	})
+	return last, err
+}
+
+// readLines calls on with each JSON line of an answer, until the answer or ctx ends or on returns an error.
+func readLines[T any](ctx context.Context, c *client, answer io.Reader, on func(T) error) error {
+	for dec := json.NewDecoder(answer); ; {
+		var line T
+		switch err := dec.Decode(&line); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil && ctx.Err() != nil:
+			return c.explain(ctx, ctx.Err())
+		case err != nil:
+			return api.Errorf(api.ExitDaemon, "the daemon ended before it completed the request").
+				WithHint("see `kubevpn logs` for the cause")
+		}
+		if err := on(line); err != nil {
+			return err
 		}
 	}
 }

@@ -290,9 +290,14 @@ type settingFlags struct {
 
 func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 	s.cmd, s.keys = cmd, keys
-	defaults := config.Default()
+	flags, defaults := cmd.Flags(), config.Default()
 	for _, key := range keys {
-		name, flags := key.FlagName(), cmd.Flags()
+		name := key.FlagName()
+		choice := func(allowed []string, usage string) { // the first is the default
+			flags.String(name, allowed[0], usage+": "+strings.Join(allowed, ", "))
+			complete(cmd, name, allowed...)
+		}
+		list := func(usage string) { flags.StringSlice(name, nil, usage+"; may be repeated") }
 		switch key {
 		case config.KeyImage:
 			flags.String(name, defaults.Image, "image of the traffic manager, if this command installs it")
@@ -300,39 +305,28 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 			flags.String(name, "",
 				"namespace of the traffic manager (default: \"kubevpn\", else the current namespace)")
 		case config.KeyNetstack:
-			flags.String(name, defaults.Netstack,
-				"how packets reach the cluster: "+strings.Join(config.Netstacks(), ", "))
-			complete(cmd, name, config.Netstacks()...)
+			choice(config.Netstacks(), "how packets reach the cluster")
 		case config.KeyTransport:
-			flags.String(name, defaults.Transport,
-				"transport to the traffic manager: "+strings.Join(config.Transports(), ", "))
-			complete(cmd, name, config.Transports()...)
+			choice(config.Transports(), "transport to the traffic manager")
 		case config.KeyMode:
-			flags.String(name, defaults.Mode,
-				"how the traffic agent is added to the pods: "+strings.Join(config.Modes(), ", "))
-			complete(cmd, name, config.Modes()...)
+			choice(config.Modes(), "how the traffic agent is added to the pods")
 		case config.KeyScheduler:
-			flags.String(name, defaults.Scheduler,
-				"how the traffic manager chooses an endpoint of a Service: "+strings.Join(config.Schedulers(), ", "))
-			complete(cmd, name, config.Schedulers()...)
+			choice(config.Schedulers(), "how the traffic manager chooses an endpoint of a Service")
 		case config.KeyExtraCIDRs:
-			flags.StringSlice(name, nil, "additional network to route into the cluster; may be repeated")
+			list("additional network to route into the cluster")
 		case config.KeyExcludeCIDRs:
-			flags.StringSlice(name, nil, "network that is not routed into the cluster; may be repeated")
+			list("network that is not routed into the cluster")
 		case config.KeyExtraDomains:
-			flags.StringSlice(name, nil, "domain whose names cluster DNS answers and whose addresses are routed into "+
-				"the cluster; may be repeated")
+			list("domain whose names cluster DNS answers and whose addresses are routed into the cluster")
 		case config.KeyExcludeDomains:
-			flags.StringSlice(name, nil, "domain whose names cluster DNS never answers; may be repeated")
+			list("domain whose names cluster DNS never answers")
 		case config.KeyAllowInbound:
-			flags.StringSlice(name, nil,
-				"port of this machine that other laptops may connect to: 8080, 8080/udp or all; may be repeated")
+			list("port of this machine that other laptops may connect to: 8080, 8080/udp or all")
 		case config.KeyYes:
 			flags.BoolP(name, "y", false,
 				"give your consent without a question, for example to a traffic manager that another user installed")
 		case config.KeyRequireMatch:
-			flags.StringSlice(name, nil, "reject an intercept without --headers, --path and --method: true, false, "+
-				"NAMESPACE or NAMESPACE=false; may be repeated")
+			list("reject an intercept without --headers, --path and --method: true, false, NAMESPACE or NAMESPACE=false")
 			flags.Lookup(name).NoOptDefVal = "true"
 		case config.KeyRedact:
 			flags.StringSlice(name, defaults.Redact,
@@ -341,7 +335,7 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 			flags.String(name, "", "loopback address and port at which the daemon serves /metrics, for Prometheus, "+
 				"until 'kubevpn quit'")
 		case config.KeySSHJump:
-			flags.StringSlice(name, nil, "SSH jump host before the API server, [USER@]HOST[:PORT]; may be repeated")
+			list("SSH jump host before the API server, [USER@]HOST[:PORT]")
 		}
 	}
 }

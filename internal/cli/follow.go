@@ -34,18 +34,11 @@ func followDaemon[T any](ctx context.Context, a *app, path string, on func(line 
 		return err
 	}
 	defer resp.Body.Close()
-	for dec := json.NewDecoder(resp.Body); ; {
-		var line T
-		switch err := dec.Decode(&line); {
-		case errors.Is(err, io.EOF), ctx.Err() != nil:
-			return nil
-		case err != nil:
-			return c.explain(ctx, err)
-		}
-		if err := on(line, nil); err != nil {
-			return err
-		}
+	err = readLines(ctx, c, resp.Body, func(line T) error { return on(line, nil) })
+	if ctx.Err() != nil {
+		return nil
 	}
+	return err
 }
 
 // printLine is print, but followed objects are one line of JSON each.

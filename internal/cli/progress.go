@@ -200,14 +200,7 @@ func (j jsonLines) show(e api.Event) {
 		e.Time = time.Now()
 	}
 	e.TypeMeta = api.Type(api.KindEvent)
-	writeJSON(j.w, e)
+	_ = json.NewEncoder(j.w).Encode(e) // an error means that the reader has closed the output
 }
 
 func (jsonLines) stop() {}
-
-// writeJSON writes v as one line. It ignores errors: the reader has closed the output.
-func writeJSON(w io.Writer, v any) {
-	if err := json.NewEncoder(w).Encode(v); err != nil {
-		return
-	}
-}

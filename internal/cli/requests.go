@@ -159,23 +159,12 @@ func (a *app) recorded(ctx context.Context, req api.RequestsRequest, on func(*ap
 		return err
 	}
 	defer resp.Body.Close()
-	for dec := json.NewDecoder(resp.Body); ; {
-		var r api.Record
-		switch err := dec.Decode(&r); {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil && ctx.Err() != nil:
-			return ctx.Err()
-		case err != nil:
-			return api.Errorf(api.ExitDaemon, "the daemon ended before it completed the request").
-				WithHint("see `kubevpn logs` for the cause")
-		case r.Error != nil:
+	return readLines(ctx, c, resp.Body, func(r api.Record) error {
+		if r.Error != nil {
 			return r.Error
 		}
-		if err := on(&r); err != nil {
-			return err
-		}
-	}
+		return on(&r)
+	})
 }
 
 // recordPrinter prints records in the format of -o.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -111,18 +110,10 @@ func (o *uiOptions) request() (api.PageRequest, error) {
 }
 
 // page asks the daemon to begin or to end its page.
-func (c *client) page(ctx context.Context, req api.PageRequest) (p api.Page, err error) {
+func (c *client) page(ctx context.Context, req api.PageRequest) (api.Page, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	resp, err := c.do(ctx, http.MethodPost, api.PathPage, req)
-	if err != nil {
-		return p, err
-	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil {
-		return p, c.explain(ctx, err)
-	}
-	return p, nil
+	return call[api.Page](ctx, c, http.MethodPost, api.PathPage, req)
 }
 
 // open opens a file in the user's browser, and reports whether there may be one.
