@@ -20,10 +20,8 @@ import (
 // proxied runs the program with this machine's network. It reaches the cluster if it uses the proxy that its variables
 // name.
 func (r *Runner) proxied(ctx context.Context) (int, error) {
-	// Ctrl-C ends the preparations. Later only the program handles it.
-	held, release := context.WithCancel(context.WithoutCancel(ctx))
+	held, release, begin := untilBegin(ctx)
 	defer release()
-	stop := context.AfterFunc(ctx, release)
 	var proxy *api.SOCKS
 	hold := r.target.Hold
 	r.target.Hold = func(ctx context.Context, on func(api.Event)) error {
@@ -45,7 +43,7 @@ func (r *Runner) proxied(ctx context.Context) (int, error) {
 		release()
 		<-released
 	}()
-	if !stop() {
+	if !begin() {
 		return 0, ctx.Err()
 	}
 	r.Quiet()

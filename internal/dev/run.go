@@ -111,11 +111,17 @@ func (r *Runner) Run(ctx context.Context, t Target) (code int, err error) {
 	}
 }
 
+// untilBegin returns a context that ends with ctx, which Ctrl-C ends, unless begin is called first: then only the
+// program handles Ctrl-C, and the context ends with release. begin reports whether it was first.
+func untilBegin(ctx context.Context) (held context.Context, release context.CancelFunc, begin func() bool) {
+	held, release = context.WithCancel(context.WithoutCancel(ctx))
+	return held, release, context.AfterFunc(ctx, release)
+}
+
 // onMachine runs the program while the daemon holds the connection. It prepares the program while the daemon connects.
 func (r *Runner) onMachine(ctx context.Context) (int, error) {
-	held, release := context.WithCancel(context.WithoutCancel(ctx))
+	held, release, begin := untilBegin(ctx)
 	defer release()
-	stop := context.AfterFunc(ctx, release)
 	preparing, abandon := context.WithCancel(ctx)
 	defer abandon()
 	beside := *r
@@ -142,7 +148,7 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	if <-prepared; unprepared != nil {
 		return 0, unprepared
 	}
-	if !stop() {
+	if !begin() {
 		return 0, ctx.Err()
 	}
 	r.Quiet()
@@ -216,13 +222,11 @@ func (r *Runner) hold(ctx context.Context) (released <-chan struct{}, err error)
 
 // isolated runs the program in a network of its own. There is no daemon, and nothing needs root.
 func (r *Runner) isolated(ctx context.Context) (int, error) {
-	// Ctrl-C ends the preparations. Later only the program handles it.
-	held, release := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer release(nil)
-	stop := context.AfterFunc(ctx, func() { release(context.Cause(ctx)) })
+	held, release, begin := untilBegin(ctx)
+	defer release()
 	p, err := r.prepare(ctx, func(ctx context.Context, place sandbox.Place, ready func()) error {
 		return r.target.Connect(ctx, place, func() {
-			if stop() {
+			if begin() {
 				r.Quiet()
 				ready()
 			}
@@ -244,9 +248,8 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	held, release := context.WithCancel(context.WithoutCancel(ctx))
+	held, release, begin := untilBegin(ctx)
 	defer release()
-	stop := context.AfterFunc(ctx, release)
 	cfg := r.Docker
 	cfg.Kube, cfg.Pod, cfg.Workload, cfg.Container = m.cluster.Kube(), m.pod, m.workload.Name, m.container
 	cfg.Alone = r.target.Container != ""
@@ -259,7 +262,7 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 	}
 	cfg.Begin = func() bool {
 		r.Quiet()
-		return stop()
+		return begin()
 	}
 	cfg.Step = func(text string, done bool) { r.Show(api.Event{Step: text, Done: done}) }
 	cfg.Pull = func() io.Writer {
