@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/podenv"
 )
 
-func TestEnvironmentFormats(t *testing.T) {
+func TestEnvironmentFormatsQuoteValues(t *testing.T) {
 	tests := []struct{ value, dotenv, shell, docker string }{
 		{"", "V=", "export V=''", "V="},
 		{"plain-1.2/x:y@z", "V=plain-1.2/x:y@z", "export V='plain-1.2/x:y@z'", "V=plain-1.2/x:y@z"},

@@ -371,8 +371,8 @@ func TestPrepareEndsWithItsContext(t *testing.T) {
 
 // Without a terminal only this process receives the signals, so it forwards all of them.
 func TestRunForwardsSignals(t *testing.T) {
-	// What this test sends must not end it before Run listens. A signal that it was started to ignore (nohup) is not ignored by
-	// the program then: a shell cannot trap one that is.
+	// The signals of this test must not end this process before Run listens. If this process was started to ignore a signal
+	// (nohup), the program would ignore it too, and a shell cannot trap an ignored signal: Notify ends that.
 	ignored := make(chan os.Signal, 16)
 	signal.Notify(ignored, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(ignored)

@@ -41,7 +41,7 @@ func TestExitExplainsAMissingProgram(t *testing.T) {
 	}
 }
 
-// What a user reads where there is no sandbox says what else there is.
+// If this machine allows no sandbox, the hint names another mode.
 func TestNotAllowedNamesAnotherMode(t *testing.T) {
 	for _, tt := range []struct {
 		err  error

@@ -10,7 +10,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-func TestParseArguments(t *testing.T) {
+func TestParseArgumentsReadsFlagsOfDockerRun(t *testing.T) {
 	program, empty := "sh", ""
 	tests := []struct {
 		name, args string

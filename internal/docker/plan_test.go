@@ -249,7 +249,7 @@ func TestWarningsNameDifferencesFromThePod(t *testing.T) {
 	}
 }
 
-// Owners and modes are the kubelet's.
+// Files have the owners and modes that the kubelet gives them.
 func TestOwnedMatchesTheKubelet(t *testing.T) {
 	token := podenv.Volume{Name: "token", Files: []podenv.File{{Path: "token", Mode: 0o600}, {Path: "ca.crt", Mode: 0o644}}}
 	pod := testPod()
@@ -273,7 +273,7 @@ func TestOwnedMatchesTheKubelet(t *testing.T) {
 	}
 }
 
-// A pod's template adds no capability that Docker would not give: whoever may edit it would be root on this machine.
+// A pod's template adds no capability that Docker would not give: its editors would be root on this machine.
 func TestRunAddsOnlyDefaultCapabilities(t *testing.T) {
 	p := testPlan(t, Config{Arguments: Arguments{Capabilities: []string{"SYS_PTRACE", "CAP_BPF"}}})
 	add := []corev1.Capability{"ALL", "SYS_ADMIN", "CAP_SYS_MODULE", "sys_ptrace", "BPF", "CAP_CHOWN", "net_raw"}
@@ -301,7 +301,7 @@ func TestRunAddsOnlyDefaultCapabilities(t *testing.T) {
 	}
 }
 
-// What the engine is told about users and labels is said before it runs.
+// A warning names each flag for users and labels before the engine runs.
 func TestWarningsNameUserNamespacesAndLabels(t *testing.T) {
 	p := testPlan(t, Config{})
 	if said := strings.Join(p.warnings(), "\n"); strings.Contains(said, "--userns") || strings.Contains(said, "label=disable") {

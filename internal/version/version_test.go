@@ -12,7 +12,7 @@ func TestStringIsAnImageTag(t *testing.T) {
 	}
 }
 
-func TestCommitOf(t *testing.T) {
+func TestCommitOfNamesRevisionAndChanges(t *testing.T) {
 	revision := debug.BuildSetting{Key: "vcs.revision", Value: "3F2a91c04b7e55aa"}
 	tests := []struct {
 		name     string

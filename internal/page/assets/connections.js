@@ -88,7 +88,7 @@ class Card {
   }
 }
 
-// summary says in a few words what there is.
+// summary shows the number of connections and intercepts.
 export function summary(status) {
   const connected = status.connections.filter((c) => c.status === 'connected').length;
   const all = status.connections.length;

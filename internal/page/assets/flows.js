@@ -1,4 +1,4 @@
-// What passes the tunnels now.
+// The flows through the tunnels.
 import {el, emptyState, notes, setText, Table} from './dom.js';
 import {bytes, count, rate, seconds} from './format.js';
 
@@ -12,7 +12,7 @@ export const objectName = (name) => (name?.name ? `${name.kind} ${name.namespace
 export class Flows {
   constructor(section) {
     this.total = el('p');
-    this.warnings = notes('What the list lacks');
+    this.warnings = notes('Missing from the list');
     this.table = new Table('Flows of the programs of this machine', ['Program', 'Protocol', 'Destination', 'Name', '#Sent',
       '#Received', '#Rate', '#Round trip', 'Stall', 'Transport', 'Source'],
     emptyState('Nothing passes the tunnels now. Send a request, such as', 'curl http://web.default'));

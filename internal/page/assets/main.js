@@ -55,9 +55,9 @@ async function follow() {
       for (const view of Object.values(views)) view.sample?.(update);
       draw();
     }
-    problem('The page ended with its daemon. What you see is old. Run `kubevpn ui` and open the new page.');
+    problem('The daemon has ended, so this page shows old data. Run `kubevpn ui` and open the new page.');
   } catch (e) {
-    problem(e.status ? e.message : 'The daemon does not answer. What you see is old. Run `kubevpn ui` and open the new page.');
+    problem(e.status ? e.message : 'The daemon does not answer, so this page shows old data. Run `kubevpn ui` and open the new page.');
   }
   dropToken();
 }
@@ -65,7 +65,7 @@ async function follow() {
 section('pause').addEventListener('click', (event) => {
   paused = !paused;
   event.target.setAttribute('aria-pressed', String(paused));
-  announce(paused ? 'The page does not change' : 'The page changes again');
+  announce(paused ? 'The page is paused' : 'The page follows the state again');
   draw();
 });
 addEventListener('hashchange', () => {

@@ -30,7 +30,7 @@ export class Requests {
     this.kept();
   }
 
-  // kept shows what the intercept has kept. That it keeps nothing is no error.
+  // kept shows the requests that the intercept has kept. It may keep none, which is no error.
   async kept() {
     try {
       await this.read({follow: false});
