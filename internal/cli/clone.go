@@ -49,11 +49,7 @@ func newClone(a *app) *cobra.Command {
 			if n := cmd.ArgsLenAtDash(); n >= 0 {
 				names = args[:n]
 			}
-			if len(names) > 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn clone` takes one workload").
-					WithHint("write a command for the clone after --")
-			}
-			return checkWorkloads(cmd, names)
+			return checkWorkload(cmd, names, "write a command for the clone after --")
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]

@@ -1,12 +1,10 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -90,16 +88,16 @@ func (o *configOptions) view(ctx context.Context) error {
 
 // printOrigins prints a table of all settings.
 func printOrigins(out io.Writer, all []api.Setting) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "KEY\tVALUE\tORIGIN")
+	t := newTable(out, false)
+	t.row([]string{"KEY", "VALUE", "ORIGIN"}, nil)
 	for _, s := range all {
 		origin := string(s.Origin)
 		if s.Source != "" {
 			origin += " (" + s.Source + ")"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Key, cmp.Or(printable(s.Value), "-"), printable(origin))
+		t.row([]string{s.Key, dash(printable(s.Value)), printable(origin)}, nil)
 	}
-	return w.Flush()
+	return t.flush()
 }
 
 // printSettings prints the settings that have a value as YAML. The file also accepts a list as one text.

@@ -72,11 +72,7 @@ func newDev(a *app) *cobra.Command {
 				return api.Errorf(api.ExitUsage, "`kubevpn dev` requires a command").
 					WithHint("write it after --: `kubevpn dev deployment/web -- ./server`")
 			}
-			if n > 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").
-					WithHint("write the command after --")
-			}
-			return checkWorkloads(cmd, args[:n])
+			return checkWorkload(cmd, args[:n], "write the command after --")
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]

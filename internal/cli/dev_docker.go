@@ -53,14 +53,11 @@ func (o *dockerOptions) args(cmd *cobra.Command, args []string) (err error) {
 	if n < 0 {
 		n = len(args)
 	}
-	if n > 1 {
-		return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").
-			WithHint("write flags of `docker run` after --")
-	}
-	if o.arguments, err = docker.ParseArguments(args[n:]); err != nil {
+	if err := checkWorkload(cmd, args[:n], "write flags of `docker run` after --"); err != nil {
 		return err
 	}
-	return checkWorkloads(cmd, args[:n])
+	o.arguments, err = docker.ParseArguments(args[n:])
+	return err
 }
 
 // config returns the configuration from the flags.

@@ -64,11 +64,7 @@ func newDiff(a *app) *cobra.Command {
 				return api.Errorf(api.ExitUsage, "`kubevpn diff` requires a command after --").
 					WithHint("for example: `kubevpn diff deployment/web -- ./server`")
 			}
-			if n > 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn diff` takes one workload").
-					WithHint("write the command after --")
-			}
-			return checkWorkloads(cmd, args[:n])
+			return checkWorkload(cmd, args[:n], "write the command after --")
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]

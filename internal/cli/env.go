@@ -42,12 +42,7 @@ func newEnv(a *app) *cobra.Command {
 			"Run an image with them", "kubevpn env deployment/web -c app -o docker --file web.env",
 			"docker run --env-file web.env web:dev",
 		),
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn env` takes one workload")
-			}
-			return checkWorkloads(cmd, args)
-		},
+		Args: func(cmd *cobra.Command, args []string) error { return checkWorkload(cmd, args, "") },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workload = args[0]
 			return o.run(cmd.Context())

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 )
 
 type leaveOptions struct {
@@ -70,15 +69,11 @@ func isID(s string) bool { return len(s) == 12 && strings.Trim(s, "0123456789abc
 // agent or a clone of it. The CLI removes these itself, not the daemon: only the CLI reads the kubeconfig and logs in,
 // and leave starts no daemon.
 func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	if o.kube.chosen() {
-		c, _, err := o.kube.load(o.app)
-		if err != nil {
-			return err
-		}
-		if o.req.Connection, err = o.app.connectionTo(ctx, c); err != nil {
-			return err
-		}
+	connection, err := o.kube.connection(ctx, o.app)
+	if err != nil {
+		return err
 	}
+	o.req.Connection = connection
 	ended, err := o.endIntercepts(ctx, on)
 	var e *api.Error
 	unknown := errors.Is(err, errNoDaemon) || errors.As(err, &e) && e.Code == api.ExitWorkload
@@ -102,8 +97,16 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	return nil
 }
 
-// connectionTo returns the ID of the connection to a cluster, of whichever user.
-func (a *app) connectionTo(ctx context.Context, c *cluster.Cluster) (string, error) {
+// connection returns the ID of the connection to the cluster that the flags select, of whichever user. It returns "" if
+// no flag selects a cluster.
+func (k *kubeFlags) connection(ctx context.Context, a *app) (string, error) {
+	if !k.chosen() {
+		return "", nil
+	}
+	c, _, err := k.load(a)
+	if err != nil {
+		return "", err
+	}
 	status, err := a.status(ctx)
 	if err != nil && !errors.Is(err, errNoDaemon) {
 		return "", err

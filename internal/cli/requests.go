@@ -113,14 +113,8 @@ func (o *requestsOptions) run(ctx context.Context) error {
 	if o.output.value == "curl" && o.body == 0 { // a command without its body repeats nothing
 		o.req.Body = api.DefaultRecordedBody
 	}
-	if o.kube.chosen() {
-		c, _, err := o.kube.load(o.app)
-		if err != nil {
-			return err
-		}
-		if o.req.Connection, err = o.app.connectionTo(ctx, c); err != nil {
-			return err
-		}
+	if o.req.Connection, err = o.kube.connection(ctx, o.app); err != nil {
+		return err
 	}
 	p := o.printer()
 	err = o.follow(ctx, p)

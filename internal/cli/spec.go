@@ -206,6 +206,14 @@ func isPortName(s string) bool {
 		strings.ContainsAny(s, "abcdefghijklmnopqrstuvwxyz")
 }
 
+// checkWorkload returns an error unless args is one TYPE/NAME. hint helps a user who gave more.
+func checkWorkload(cmd *cobra.Command, args []string, hint string) error {
+	if len(args) > 1 {
+		return api.Errorf(api.ExitUsage, "`%s` takes one workload", cmd.CommandPath()).WithHint("%s", hint)
+	}
+	return checkWorkloads(cmd, args)
+}
+
 // checkWorkloads returns an error for arguments that are not TYPE/NAME, with a suggestion.
 func checkWorkloads(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {

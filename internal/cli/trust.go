@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -83,8 +82,8 @@ func (o *trustOptions) list() error {
 		fmt.Fprintln(o.app.errout, "no cluster is trusted")
 		return nil
 	}
-	w := tabwriter.NewWriter(o.app.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "ID\tCLUSTER\tNAMESPACE\tIMAGE\tSERVICEACCOUNT\tNETWORKS\tDOMAIN\tEXTRADOMAINS")
+	t := newTable(o.app.out, false)
+	t.row([]string{"ID", "CLUSTER", "NAMESPACE", "IMAGE", "SERVICEACCOUNT", "NETWORKS", "DOMAIN", "EXTRADOMAINS"}, nil)
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		c := all[id].Consent
 		managers := c.Managers
@@ -97,10 +96,10 @@ func (o *trustOptions) list() error {
 			for i, cell := range row {
 				row[i] = dash(printable(cell))
 			}
-			fmt.Fprintln(w, strings.Join(row, "\t"))
+			t.row(row, nil)
 		}
 	}
-	return w.Flush()
+	return t.flush()
 }
 
 func (o *trustOptions) remove(ids []string) error {
