@@ -25,8 +25,8 @@ type ConnectRequest struct {
 	Scheduler    string         `json:"scheduler"`
 	ExtraCIDRs   []netip.Prefix `json:"extraCIDRs,omitempty"`
 	ExcludeCIDRs []netip.Prefix `json:"excludeCIDRs,omitempty"`
-	// Cluster DNS answers names under ExtraDomains, and never those under ExcludeDomains. In lower case, without dots at
-	// their ends.
+	// Cluster DNS answers names under ExtraDomains, and never those under ExcludeDomains. In lower case, without dots
+	// at their ends.
 	ExtraDomains   []string `json:"extraDomains,omitempty"`
 	ExcludeDomains []string `json:"excludeDomains,omitempty"`
 	// ports that other laptops may connect to; none by default

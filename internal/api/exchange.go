@@ -133,8 +133,8 @@ type Record struct {
 	Error   *Error `json:"error,omitempty"`   // ends the stream
 }
 
-// RecordOrder is a JSON line of the laptop on a record stream: it records the requests of a claim of its owner, as long
-// as the stream exists. Each further line changes Body.
+// RecordOrder is a JSON line of the laptop on a record stream. As long as the stream exists, the agent records the
+// requests of a claim of the same owner. Each further line changes Body.
 type RecordOrder struct {
 	Claim string `json:"claim"` // its ID
 	Body  int    `json:"body"`  // bytes of each body to record; at most MaxRecordedBody

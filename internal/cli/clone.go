@@ -160,7 +160,7 @@ func (o *cloneOptions) cloneSpec() (api.CloneSpec, error) {
 		name, how, _ := strings.Cut(text, "=")
 		if name == "" || how != api.VolumeEmpty && how != api.VolumeShare {
 			return s, api.Errorf(api.ExitUsage, "--volume: %q is neither NAME=empty nor NAME=share", text).
-				WithHint("For example --volume data=share.")
+				WithHint("write it like --volume data=share")
 		}
 		if s.Volumes == nil {
 			s.Volumes = map[string]string{}

@@ -326,7 +326,8 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 			flags.BoolP(name, "y", false,
 				"give your consent without a question, for example to a traffic manager that another user installed")
 		case config.KeyRequireMatch:
-			list("reject an intercept without --headers, --path and --method: true, false, NAMESPACE or NAMESPACE=false")
+			list("reject an intercept without --headers, --path and --method: true, false, NAMESPACE or " +
+				"NAMESPACE=false")
 			flags.Lookup(name).NoOptDefVal = "true"
 		case config.KeyRedact:
 			flags.StringSlice(name, defaults.Redact,

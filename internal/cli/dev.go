@@ -218,7 +218,7 @@ func (o *devOptions) environment() ([]string, error) {
 			value, there := o.app.lookup(name)
 			if !there {
 				return api.Errorf(api.ExitUsage, "%s: %s is not set in the environment of this machine", from, name).
-					WithHint("Set it, or write its value: %s=VALUE.", name)
+					WithHint("set it, or write its value: %s=VALUE", name)
 			}
 			entry = name + "=" + value
 		}
@@ -257,7 +257,7 @@ func (o *devOptions) directories() (map[string]string, error) {
 		name, dir, given := strings.Cut(text, "=")
 		if !given || name == "" || dir == "" {
 			return nil, api.Errorf(api.ExitUsage, "--volume: %q is not NAME=DIRECTORY", text).
-				WithHint("For example --volume data=./testdata.")
+				WithHint("write it like --volume data=./testdata")
 		}
 		info, err := os.Stat(dir)
 		if err == nil && !info.IsDir() {

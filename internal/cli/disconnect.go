@@ -77,7 +77,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 	if errors.Is(err, errNoDaemon) {
 		if len(o.ids) > 0 {
 			return api.Errorf(api.ExitNotConnected, "no connection has the ID %s: nothing is connected", o.ids[0]).
-				WithHint("`kubevpn connect` connects.")
+				WithHint("`kubevpn connect` connects this machine")
 		}
 		err = nil
 	}

@@ -56,7 +56,7 @@ func newList(a *app) *cobra.Command {
 func (o *listOptions) run(ctx context.Context) error {
 	selector, err := labels.Parse(o.selector)
 	if err != nil {
-		return api.Errorf(api.ExitUsage, "--selector: %w", err).WithHint("For example -l team=shop,tier!=db.")
+		return api.Errorf(api.ExitUsage, "--selector: %w", err).WithHint("write it like -l team=shop,tier!=db")
 	}
 	p := o.app.newProgress()
 	defer p.stop()

@@ -100,7 +100,7 @@ func (o *whyOptions) request(text string) (trip.Request, error) {
 	if r.URL, err = url.Parse(text); err != nil || r.URL.Hostname() == "" ||
 		r.URL.Scheme != "http" && r.URL.Scheme != "https" {
 		return r, api.Errorf(api.ExitUsage, "%q is not a URL that begins with http:// or https://", text).
-			WithHint("For example `kubevpn why http://web.default/`.")
+			WithHint("for example `kubevpn why http://web.default/`")
 	}
 	if o.timeout < time.Second {
 		return r, api.Errorf(api.ExitUsage, "--timeout must be at least 1s")

@@ -111,8 +111,8 @@ func (r *Runner) Run(ctx context.Context, t Target) (code int, err error) {
 	}
 }
 
-// untilBegin returns a context that ends with ctx, which Ctrl-C ends, unless begin is called first: then only the
-// program handles Ctrl-C, and the context ends with release. begin reports whether it was first.
+// untilBegin returns a context that ends with ctx, so that Ctrl-C ends the preparations. After begin, only the program
+// handles Ctrl-C, and release ends the context. begin returns false if ctx has ended before.
 func untilBegin(ctx context.Context) (held context.Context, release context.CancelFunc, begin func() bool) {
 	held, release = context.WithCancel(context.WithoutCancel(ctx))
 	return held, release, context.AfterFunc(ctx, release)
