@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	mdns "github.com/miekg/dns"
 	"go4.org/netipx"
 
 	"kubevpn/internal/api"
@@ -371,7 +370,7 @@ func reverseDomains(prefixes []netip.Prefix) []string {
 		}
 		bits := (p.Bits() + step - 1) / step * step
 		for a := p.Masked(); a.Addr().IsValid() && p.Contains(a.Addr()); {
-			out = append(out, reverseDomain(a.Addr(), (a.Addr().BitLen()-bits)/step))
+			out = append(out, reverseDomain(a.Addr(), bits))
 			next := netipx.PrefixLastIP(netip.PrefixFrom(a.Addr(), bits)).Next()
 			if !next.IsValid() {
 				break
@@ -433,13 +432,26 @@ func widened(zones []string) []string {
 	return slices.Compact(out)
 }
 
-// reverseDomain returns the reverse name of a without its first skip labels.
-func reverseDomain(a netip.Addr, skip int) string {
-	name, err := mdns.ReverseAddr(a.String())
-	if err != nil {
-		panic(err) // a is valid and has no zone
+// reverseDomain returns the zone of the addresses that share the first bits of a. dns.ReverseAddr of miekg/dns is no
+// replacement: it writes an IPv4-mapped address as IPv4.
+func reverseDomain(a netip.Addr, bits int) string {
+	name := ""
+	if a.Is4() {
+		b := a.As4()
+		for _, octet := range b[:bits/8] {
+			name = fmt.Sprintf("%d.%s", octet, name)
+		}
+		return name + "in-addr.arpa"
 	}
-	return strings.Join(strings.Split(strings.TrimSuffix(name, "."), ".")[skip:], ".")
+	b := a.As16()
+	for i := range bits / 4 {
+		nibble := b[i/2] >> 4
+		if i%2 == 1 {
+			nibble = b[i/2] & 15
+		}
+		name = fmt.Sprintf("%x.%s", nibble, name)
+	}
+	return name + "ip6.arpa"
 }
 
 // sharedInner reports whether p may be routed to reach other laptops. The last of the inner networks may not: it is

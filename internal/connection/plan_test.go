@@ -492,6 +492,7 @@ func TestReverseDomainsCoverTheNetwork(t *testing.T) {
 		{"10.0.0.0/8", "10.in-addr.arpa"},
 		{"255.255.255.255/32", "255.255.255.255.in-addr.arpa"},
 		{"fd00:96::/112", "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.0.0.0.0.d.f.ip6.arpa"},
+		{"::ffff:10.0.0.0/104", "a.0.f.f.f.f.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa"},
 	} {
 		if got := strings.Join(reverseDomains(prefixes(tt.in)), " "); got != tt.want {
 			t.Errorf("reverseDomains(%s) = %q, want %q", tt.in, got, tt.want)
