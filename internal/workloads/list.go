@@ -170,6 +170,7 @@ func (l *lister) add(o metav1.Object, kind string, selector *metav1.LabelSelecto
 // listPods lists the pods that have not ended, with any labels: a workload's pods may have other labels than the
 // workload. It adds the pods without controller to the workloads.
 func (l *lister) listPods(ctx context.Context, selector labels.Selector) error {
+	kind, _ := BuiltinKind("Pod")
 	return Each(ctx, metav1.ListOptions{}, l.kube.CoreV1().Pods(l.namespace).List, func(object runtime.Object) {
 		p := object.(*corev1.Pod)
 		if p.DeletionTimestamp != nil || Finished(p) {
@@ -179,8 +180,7 @@ func (l *lister) listPods(ctx context.Context, selector labels.Selector) error {
 			OwnerReferences: p.OwnerReferences}}
 		l.pods[p.Namespace] = append(l.pods[p.Namespace], listedPod{slim, Holders(p)})
 		if metav1.GetControllerOf(p) == nil && selector.Matches(labels.Set(p.Labels)) {
-			k, _ := BuiltinKind("Pod")
-			w := k.workload(p.Namespace, p.Name)
+			w := kind.workload(p.Namespace, p.Name)
 			w.sample(p)
 			l.workloads = append(l.workloads, w)
 		}
