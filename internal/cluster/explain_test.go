@@ -27,6 +27,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 // answer is an API server that gives the same answer to each request.
@@ -235,18 +236,13 @@ func TestExplainNamesNetworkErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close() // accepts in the kernel, and says nothing
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed.Close()
 	hangup := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, _ := w.(http.Hijacker).Hijack()
 		conn.Close()
 	}))
 	defer hangup.Close()
 	tests := []struct{ name, server, want, hint string }{
-		{"refused", "https://" + closed.Addr().String(), "the API server HOST cannot be reached: connection refused", "Does the cluster run"},
+		{"refused", "https://" + testenv.ClosedPort(t, "tcp").String(), "the API server HOST cannot be reached: connection refused", "Does the cluster run"},
 		{"silent", "https://" + l.Addr().String(), "the API server HOST did not answer in time", "Is this machine on the network"},
 		{"hangs up", hangup.URL, "the API server HOST, or a proxy before it, broke the connection: EOF", "Is this machine on the network"},
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -78,16 +79,8 @@ func echoes(t *testing.T, conn net.Conn) {
 	}
 }
 
-// closedPort returns a loopback address at which nobody listens.
-func closedPort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
+// closedPort returns a loopback address that refuses connections.
+func closedPort(t *testing.T) string { return testenv.ClosedPort(t, "tcp").String() }
 
 // silentPort accepts connections and never answers.
 func silentPort(t *testing.T) string {

@@ -17,6 +17,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/protocol/dns"
 )
 
@@ -405,18 +406,12 @@ func TestServeDNSAnswersInsideTheTunnel(t *testing.T) {
 }
 
 func TestConnectReportsRefusal(t *testing.T) {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().(*net.TCPAddr).AddrPort()
-	l.Close()
 	f, err := newFakeHelper().MarkedSocket(t.Context(), "tcp4")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if c, err := connect(t.Context(), f, addr); err == nil || !strings.Contains(err.Error(), "connection refused") {
+	if c, err := connect(t.Context(), f, testenv.ClosedPort(t, "tcp")); err == nil || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("connect = %v, %v; want that it is refused", c, err)
 	}
 }

@@ -71,16 +71,6 @@ func program(t *testing.T, network, address string, serve func(*net.TCPConn)) ui
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-func unused(t *testing.T) uint16 {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return uint16(l.Addr().(*net.TCPAddr).Port)
-}
-
 func TestHalfCloseReachesTheProgram(t *testing.T) {
 	for _, tt := range []struct{ name, network, address string }{{"ipv4", "tcp4", "127.0.0.1:0"}, {"ipv6", "tcp6", "[::1]:0"}} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -108,7 +98,7 @@ func TestHalfCloseReachesTheProgram(t *testing.T) {
 }
 
 func TestStreamIsRejected(t *testing.T) {
-	agent := serving(t, api.PortMap{Protocol: "tcp", Container: 8080, Local: unused(t)})
+	agent := serving(t, api.PortMap{Protocol: "tcp", Container: 8080, Local: testenv.ClosedPort(t, "tcp").Port()})
 	if _, err := open(t, agent, 8080); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a closed port: %v", err)
 	}
@@ -232,7 +222,7 @@ func TestDatagramsKeepTheirSizes(t *testing.T) {
 }
 
 func TestDatagramToClosedPortIsRefused(t *testing.T) {
-	agent := serving(t, api.PortMap{Protocol: "udp", Container: 53, Local: unused(t)})
+	agent := serving(t, api.PortMap{Protocol: "udp", Container: 53, Local: testenv.ClosedPort(t, "udp").Port()})
 	p, err := agent.OpenPackets(t.Context(), transport.Request{Proto: transport.ProtoUDP, Src: client, Dst: netip.AddrPortFrom(podIP, 53)})
 	if err != nil {
 		t.Fatal(err)

@@ -218,14 +218,6 @@ func pod(t testing.TB, handle func(*net.TCPConn)) string {
 	return l.Addr().String()
 }
 
-// closedPort returns an address that refuses connections.
-func closedPort(t testing.TB) string {
-	t.Helper()
-	l := listen(t)
-	defer l.Close()
-	return l.Addr().String()
-}
-
 func readAll(t testing.TB, r io.Reader) string {
 	t.Helper()
 	b, err := io.ReadAll(r)

@@ -22,6 +22,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevpn/internal/testenv"
 )
 
 func TestAPIServersComeFromEnvironment(t *testing.T) {
@@ -91,6 +93,7 @@ func apiServerFor(t *testing.T, names ...string) (addr string, ca []byte, connec
 
 func TestDialFirstFailsOver(t *testing.T) {
 	good, ca, goodCount := apiServerFor(t, "kubernetes", "kubernetes.default.svc")
+	closed := testenv.ClosedPort(t, "tcp").String()
 	wrongName, wrongCA, _ := apiServerFor(t, "example.com")
 	tests := []struct {
 		name    string
@@ -98,10 +101,10 @@ func TestDialFirstFailsOver(t *testing.T) {
 		ca      []byte
 		want    string // part of the error
 	}{
-		{"first-works", []string{good, closedPort(t)}, ca, ""},
-		{"first-refuses", []string{closedPort(t), good}, ca, ""},
-		{"first-is-silent", []string{fullListener(t), closedPort(t), good}, ca, ""},
-		{"none-works", []string{closedPort(t), closedPort(t)}, ca, "connection refused"},
+		{"first-works", []string{good, closed}, ca, ""},
+		{"first-refuses", []string{closed, good}, ca, ""},
+		{"first-is-silent", []string{fullListener(t), closed, good}, ca, ""},
+		{"none-works", []string{closed, closed}, ca, "connection refused"},
 		{"wrong-name", []string{wrongName}, wrongCA, "example.com"},
 		{"wrong-authority", []string{good}, wrongCA, "certificate"},
 	}

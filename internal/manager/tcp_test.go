@@ -191,7 +191,7 @@ func TestSessionEndResetsPods(t *testing.T) {
 
 func TestDialAnswers(t *testing.T) {
 	r := identified(t, "")
-	closed := closedPort(t)
+	closed := testenv.ClosedPort(t, "tcp").String()
 	echo := pod(t, func(c *net.TCPConn) { io.Copy(c, c) })
 	tests := []struct {
 		name      string
@@ -206,7 +206,7 @@ func TestDialAnswers(t *testing.T) {
 		{"service-without-endpoints", nil, "10.96.0.1:80", syscall.ECONNREFUSED},
 		{"service-without-that-port", []string{echo}, "10.96.0.1:81", syscall.ECONNREFUSED},
 		{"one-endpoint-refuses", []string{closed, echo}, "10.96.0.1:80", nil},
-		{"all-endpoints-refuse", []string{closed, closedPort(t)}, "10.96.0.1:80", syscall.ECONNREFUSED},
+		{"all-endpoints-refuse", []string{closed, testenv.ClosedPort(t, "tcp").String()}, "10.96.0.1:80", syscall.ECONNREFUSED},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

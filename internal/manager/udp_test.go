@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -79,7 +80,7 @@ func TestUDPKeepsBoundaries(t *testing.T) {
 		expect(t, p, big, "a:"+big)
 	})
 	t.Run("refused", func(t *testing.T) {
-		p := r.openPackets(t, transport.ProtoUDP, closedPort(t))
+		p := r.openPackets(t, transport.ProtoUDP, testenv.ClosedPort(t, "udp").String())
 		if _, err := ask(t, p, "x"); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("got %v", err)
 		}

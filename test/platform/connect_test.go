@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/install"
 	"kubevpn/internal/manager"
 	"kubevpn/internal/testenv"
@@ -236,22 +237,16 @@ func managerPod(t *testing.T) *corev1.Pod {
 // startManager starts a traffic manager and returns the address of its sessions.
 func startManager(t *testing.T, kube *fake.Clientset) string {
 	t.Helper()
-	free := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		return l.Addr().String()
-	}
 	resolvConf := filepath.Join(t.TempDir(), "resolv.conf")
 	text := fmt.Sprintf("nameserver %s\nsearch %s.svc.cluster.local svc.cluster.local cluster.local\n", dnsIP, install.DefaultNamespace)
 	if err := os.WriteFile(resolvConf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sessions := free()
+	// The ports of a real manager, which no listener gets that does not ask for them.
+	sessions := net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort))
+	health := net.JoinHostPort("127.0.0.1", strconv.Itoa(api.HealthPort))
 	m := manager.New(manager.Config{
-		Listen: sessions, Health: free(), Kube: kube, PodName: install.ManagerName + "-1", Namespace: install.DefaultNamespace,
+		Listen: sessions, Health: health, Kube: kube, PodName: install.ManagerName + "-1", Namespace: install.DefaultNamespace,
 		NodeName: "node", PodIPs: []netip.Addr{netip.MustParseAddr("10.244.0.9")}, ResolvConf: resolvConf,
 		Logger: slog.New(slog.DiscardHandler),
 	})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 func goTo(t *testing.T, ctx context.Context, to string) Result {
@@ -45,12 +46,7 @@ func TestRequestIsMarkedAndAnswered(t *testing.T) {
 }
 
 func TestRefusedConnectionIsNamed(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	if r := goTo(t, t.Context(), "http://"+l.Addr().String()); r.Dial.Failure != Refused || r.Answer.Tried() {
+	if r := goTo(t, t.Context(), "http://"+testenv.ClosedPort(t, "tcp").String()); r.Dial.Failure != Refused || r.Answer.Tried() {
 		t.Errorf("%+v", r)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/protocol/httpmatch"
 )
 
@@ -728,12 +729,7 @@ func TestOnlyIdempotentRequestsAreRepeated(t *testing.T) {
 }
 
 func TestFailedTargetIsBadGateway(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := l.Addr().String()
-	l.Close()
+	closed := testenv.ClosedPort(t, "tcp").String()
 	forEachProtocol(t, func(t *testing.T, major int) {
 		for name, addr := range map[string]string{"refused": closed, "silent": listen(t, func(net.Conn) {})} {
 			r := newRig(t, serve(t, says("app")))

@@ -183,12 +183,7 @@ func TestRawResetCrosses(t *testing.T) {
 
 func TestRawConnectionToAClosedPortIsReset(t *testing.T) {
 	nobody := listen(t, func(net.Conn) {})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := l.Addr().String()
-	l.Close()
+	closed := testenv.ClosedPort(t, "tcp").String()
 	stats := new(Stats)
 	for _, tt := range []struct {
 		name, app string
