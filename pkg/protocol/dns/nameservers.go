@@ -130,10 +130,11 @@ func (n *Nameservers) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error
 
 // request is a query to the servers.
 type request struct {
-	network string // "udp" or "tcp"
-	query   []byte
-	end     int    // offset after the question
-	buf     []byte // the reply uses it if it is large enough
+	network  string // "udp" or "tcp"
+	query    []byte
+	end      int    // offset after the question
+	buf      []byte // the reply uses it if it is large enough
+	returned bool   // it has the question and ID of one that was sent to a server, so it may be that one
 }
 
 // exchange sends the query with another ID and returns the reply with the original one.
@@ -282,7 +283,7 @@ func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, r request) (reply 
 			err = context.Cause(ctx)
 		}
 	}()
-	sent, done := n.sent.add(r.query, r.end)
+	sent, done := n.sent.add(r.query, r.end, r.returned)
 	defer done()
 	limitWrites(ctx, c)
 	if _, err := c.Write(sent); err != nil {
@@ -312,7 +313,7 @@ func limitWrites(ctx context.Context, c net.Conn) {
 }
 
 func (n *Nameservers) tryTCP(ctx context.Context, s *nameserver, r request) ([]byte, error) {
-	sent, done := n.sent.add(r.query, r.end)
+	sent, done := n.sent.add(r.query, r.end, r.returned)
 	defer done()
 	c, err := n.sendTCP(ctx, s, sent)
 	if err != nil {
@@ -349,8 +350,8 @@ func (n *Nameservers) sendTCP(ctx context.Context, s *nameserver, sent []byte) (
 // relay sends a query with a sequence of replies (a zone transfer) to the first server that accepts the connection.
 // It passes each reply, with the query's ID, to write, until the server closes the connection or sends nothing for
 // the timeout. The client must check that the sequence is complete.
-func (n *Nameservers) relay(ctx context.Context, query []byte, end int, write func([]byte) error) error {
-	sent, done := n.sent.add(query, end)
+func (n *Nameservers) relay(ctx context.Context, r request, write func([]byte) error) error {
+	sent, done := n.sent.add(r.query, r.end, r.returned)
 	defer done()
 	var errs []error
 	for _, s := range n.order() {
@@ -373,7 +374,7 @@ func (n *Nameservers) relay(ctx context.Context, query []byte, end int, write fu
 			case len(reply) < headerLen:
 				return fmt.Errorf("asking %s: %s: %w", n.name, s.addr, errFormat)
 			}
-			reply[0], reply[1] = query[0], query[1]
+			reply[0], reply[1] = r.query[0], r.query[1]
 			if err := write(reply); err != nil {
 				return err
 			}

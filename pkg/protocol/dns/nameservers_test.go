@@ -443,3 +443,31 @@ func TestQueriesThatReturnToTheResolverFail(t *testing.T) {
 		t.Errorf("%d warnings, want 1:\n%s", n, log.String())
 	}
 }
+
+// Two clients may ask the same: the ID of one can be that with which the resolver has sent the other's question.
+func TestQueryWithTheIDOfOneInFlightIsAnswered(t *testing.T) {
+	t.Parallel()
+	for _, network := range []string{"udp", "tcp"} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			var asked atomic.Bool
+			second := make(chan string, 1)
+			w.upstream.setAnswer(func(_ dns.ResponseWriter, q *dns.Msg) bool {
+				if asked.CompareAndSwap(false, true) {
+					same := newQuery("printer", dns.TypeA)
+					same.Id = q.Id
+					second <- text(query(t, network, w.addr, same))
+				}
+				return false
+			})
+			const want = "NOERROR printer. A 192.0.2.4"
+			if got := text(query(t, network, w.addr, newQuery("printer", dns.TypeA))); got != want {
+				t.Errorf("the first gets %s", got)
+			}
+			if got := <-second; got != want {
+				t.Errorf("the second gets %s", got)
+			}
+		})
+	}
+}

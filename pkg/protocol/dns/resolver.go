@@ -204,9 +204,9 @@ func (r *Resolver) handleUpstream(ctx context.Context, network string, m, buf []
 	}
 	defer r.upstreamInFlight.Add(-1)
 	var reply []byte
-	err := r.checkLoop(ctx, m, q)
+	returned, err := r.checkLoop(ctx, m, q)
 	if err == nil {
-		reply, err = r.upstream.exchange(ctx, request{network, m, q.end, buf})
+		reply, err = r.upstream.exchange(ctx, request{network, m, q.end, buf, returned})
 	}
 	if err != nil {
 		r.failed(ctx, q, err)
@@ -216,17 +216,18 @@ func (r *Resolver) handleUpstream(ctx context.Context, network string, m, buf []
 	return reply
 }
 
-// checkLoop returns errLoop if this Resolver itself has sent the query upstream.
-func (r *Resolver) checkLoop(ctx context.Context, m []byte, q question) error {
-	if !r.upstream.sent.has(m, q.end) {
-		return nil
+// checkLoop reports whether this Resolver itself may have sent the query upstream. It returns errLoop if it has.
+func (r *Resolver) checkLoop(ctx context.Context, m []byte, q question) (returned bool, err error) {
+	returned, loops := r.upstream.sent.has(m, q.end)
+	if !loops {
+		return returned, nil
 	}
 	r.looped.Do(func() {
 		r.log.WarnContext(ctx,
 			"queries to the upstream nameservers return to this resolver; only cluster names resolve",
 			"name", q.key)
 	})
-	return errLoop
+	return true, errLoop
 }
 
 // handleCluster answers by asking clusters. upstream reports that no cluster has the name and the query must go
@@ -302,12 +303,13 @@ func (r *Resolver) transfer(ctx context.Context, m []byte, q question, write fun
 		return write(replyTo(m, q.end, dns.RcodeServerFailure))
 	}
 	defer r.upstreamInFlight.Add(-1)
-	if err := r.checkLoop(ctx, m, q); err != nil {
+	returned, err := r.checkLoop(ctx, m, q)
+	if err != nil {
 		r.failed(ctx, q, err)
 		return write(replyTo(m, q.end, dns.RcodeServerFailure))
 	}
 	begun := false
-	err := r.upstream.relay(ctx, m, q.end, func(reply []byte) error {
+	err = r.upstream.relay(ctx, request{"tcp", m, q.end, nil, returned}, func(reply []byte) error {
 		begun = true
 		return write(reply)
 	})
