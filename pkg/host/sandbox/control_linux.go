@@ -154,13 +154,18 @@ func (w *controlConn) send(message any, f syscall.Conn) error {
 // receive reads one message and its file, if it has one. It returns io.EOF when the other end has closed the socket.
 func (w *controlConn) receive(message any) (*os.File, error) {
 	packet, oob := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(4))
-	n, oobn, _, _, err := w.conn.ReadMsgUnix(packet, oob)
-	if errors.Is(err, unix.ECONNRESET) {
-		// The other end died with unread data. The kernel reports that once, before the messages that it had sent.
+	var n, oobn int
+	var err error
+	for range 3 {
 		n, oobn, _, _, err = w.conn.ReadMsgUnix(packet, oob)
-	}
-	if err == nil && n == 0 {
-		err = io.EOF
+		if err == nil && n == 0 {
+			err = io.EOF
+		}
+		// The kernel may report each of these once before the last messages: that the other end died with unread data,
+		// and the end, if the other end sent and closed after the kernel had found the queue empty.
+		if !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, io.EOF) {
+			break
+		}
 	}
 	if err != nil {
 		return nil, err
