@@ -90,14 +90,22 @@ func Run(ctx context.Context, cfg Config) api.Diagnosis {
 	f := &facts{Config: cfg}
 	f.status = sync.OnceValues(func() (*api.Status, error) { return cfg.Status(ctx) })
 	f.manager = sync.OnceValues(func() (install.Inspection, error) { return f.lookForManager(ctx) })
-	d := api.Diagnosis{TypeMeta: api.Type(api.KindDiagnosis), Findings: run(ctx, f, checks())}
+	return diagnose(ctx, f, checks())
+}
+
+// diagnose runs the checks. It reads only the facts of checks that succeeded: one that is left behind may still write.
+func diagnose(ctx context.Context, f *facts, list []check) api.Diagnosis {
+	d := api.Diagnosis{TypeMeta: api.Type(api.KindDiagnosis), Findings: run(ctx, f, list)}
 	for _, found := range d.Findings {
-		if found.Name == checkRights && found.State == api.FindingOK { // else a check left behind may still write them
-			d.Rights = f.rights
+		if found.State != api.FindingOK {
+			continue
 		}
-	}
-	if f.cluster != nil {
-		f.cluster.Release()
+		switch found.Name {
+		case checkRights:
+			d.Rights = f.rights
+		case needsKubeconfig:
+			f.cluster.Release()
+		}
 	}
 	return d
 }

@@ -91,6 +91,27 @@ func TestHangingCheckIsReported(t *testing.T) {
 	})
 }
 
+// The race detector sees it if the diagnosis reads what the check writes.
+func TestKubeconfigThatHangsMayEndLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, err := cluster.Load([]byte(`{clusters: [{name: c, cluster: {server: "https://cluster"}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}`), cluster.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &facts{Config: Config{
+			Prepare: func() (cluster.Prepared, error) {
+				time.Sleep(2 * checkTimeout)
+				return cluster.Prepared{}, nil
+			},
+			Load: func(cluster.Prepared) (*cluster.Cluster, error) { return c, nil },
+		}}
+		if d := diagnose(t.Context(), f, []check{{"s", needsKubeconfig, "", kubeconfig}}); d.Findings[0].State != api.FindingFailed {
+			t.Errorf("%+v", d.Findings[0])
+		}
+		time.Sleep(2 * checkTimeout) // until the check has ended
+	})
+}
+
 func TestInterruptSkipsWhatHasNotEnded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	got := run(ctx, &facts{}, []check{{"s", "waits", "", func(ctx context.Context, _ *facts) api.Finding {
