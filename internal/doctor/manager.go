@@ -152,13 +152,22 @@ func podSecurity(ctx context.Context, f *facts) api.Finding {
 	if m.Pod == "" {
 		return ok("the namespace %s %s; the traffic manager needs no more than \"restricted\"", m.Namespace, level)
 	}
-	err = install.MayAddGateway(ctx, f.cluster, install.GatewayOptions{Namespace: m.Namespace, Pod: m.Pod,
-		Image: m.Image})
-	if err != nil {
-		return ok("the namespace %s %s, and does not admit the gateway of the system netstack: `connect` uses gvisor",
-			m.Namespace, level)
+	return admissionOf(fmt.Sprintf("the namespace %s %s", m.Namespace, level),
+		install.MayAddGateway(ctx, f.cluster, install.GatewayOptions{Namespace: m.Namespace, Pod: m.Pod, Image: m.Image}))
+}
+
+// admissionOf judges the result of install.MayAddGateway. namespace says what the manager's namespace enforces.
+func admissionOf(namespace string, err error) api.Finding {
+	switch e := api.AsError(err); {
+	case e == nil:
+		return ok("%s, and admits the gateway of the system netstack", namespace)
+	case e.Code == api.ExitNetstack:
+		return ok("%s, and does not admit the gateway of the system netstack: `connect` uses gvisor", namespace)
+	case e.Code == api.ExitPermission:
+		return warning(e.Message, "the system netstack is not available to you: `kubevpn connect` uses gvisor", e.Hint)
+	default:
+		return skipped("%s; whether it admits the gateway of the system netstack is unknown: %v", namespace, e)
 	}
-	return ok("the namespace %s %s, and admits the gateway of the system netstack", m.Namespace, level)
 }
 
 // kubeProxy finds out what serves ClusterIPs.
