@@ -23,8 +23,8 @@ const (
 
 // Config configures a Comparer.
 type Config struct {
-	// Send sends the request of an exchange to the local program, and returns the resulting exchange. It may be called
-	// concurrently.
+	// Send sends the request of an exchange to the local program, and returns the resulting exchange, or nil if no
+	// program listens yet on the port. It may be called concurrently.
 	Send     func(ctx context.Context, e *api.Exchange) *api.Exchange
 	Results  *Results
 	Ignored  *Ignored
@@ -50,8 +50,9 @@ type Comparer struct {
 
 // Reasons why an exchange is not compared. The CLI has a hint for NotSafe.
 const (
-	NotSafe = "not GET, HEAD or OPTIONS"
-	late    = "the comparison ended first"
+	NotSafe    = "not GET, HEAD or OPTIONS"
+	late       = "the comparison ended first"
+	unlistened = "no program of this machine listened on the port yet"
 )
 
 // New returns a Comparer.
@@ -143,8 +144,12 @@ func (c *Comparer) compare(ctx context.Context, e *api.Exchange) {
 		c.cfg.Results.skip(late)
 		return
 	}
+	if to == nil {
+		c.cfg.Results.skip(unlistened)
+		return
+	}
 	if !c.cfg.NoDetect && Safe(e.Request.Method) && to.Response != nil {
-		if again := c.cfg.Send(ctx, e); again.Response != nil {
+		if again := c.cfg.Send(ctx, e); again != nil && again.Response != nil {
 			all, _ := Compare(to, again, c.cfg.Ignored)
 			c.cfg.Results.vary(e, all, "two answers of this machine's program to the same request differ")
 		}

@@ -52,6 +52,14 @@ func (r *rig) compareAll(t *testing.T, all ...*api.Exchange) api.Diff {
 		if r.unfit(e) == "" {
 			queued++
 		}
+	}
+	return r.compareOffered(t, queued, all...)
+}
+
+// compareOffered offers the exchanges and runs until so many requests were compared.
+func (r *rig) compareOffered(t *testing.T, want int, all ...*api.Exchange) api.Diff {
+	t.Helper()
+	for _, e := range all {
 		r.Offer(e)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -61,8 +69,8 @@ func (r *rig) compareAll(t *testing.T, all ...*api.Exchange) api.Diff {
 		r.Run(ctx)
 	}()
 	testenv.Eventually(t, time.Minute, func() error {
-		if n, _ := r.results.Counts(); n != queued {
-			return fmt.Errorf("%d requests compared, want %d", n, queued)
+		if n, _ := r.results.Counts(); n != want {
+			return fmt.Errorf("%d requests compared, want %d", n, want)
 		}
 		return nil
 	})
@@ -95,6 +103,20 @@ func TestDifferencesAreGroupedByRouteAndPlace(t *testing.T) {
 	}
 	if route := Route(all[21]); route != "HEAD /carts/{id}/{id}/cafe" {
 		t.Error(route)
+	}
+}
+
+func TestRequestWithoutAProgramOnItsPortIsNotCompared(t *testing.T) {
+	r := newRig(func(n int, e *api.Exchange) *api.Exchange {
+		if n == 1 {
+			return nil
+		}
+		return recorded(e.Request.Method, e.Request.Path, "{}")
+	}, func(cfg *Config) { cfg.Unsafe = true }) // one after the other
+	r.Offer(recorded("GET", "/early", "{}"))
+	d := r.compareOffered(t, 1, recorded("GET", "/later", "{}"))
+	if d.Requests != 1 || d.Differ != 0 || len(d.NotCompared) != 1 || d.NotCompared[0].Reason != unlistened {
+		t.Errorf("%+v", d)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,6 +28,8 @@ type Program struct {
 	body  int64             // bytes of a body that are compared
 	plain http.RoundTripper // HTTP/1 and TLS
 	h2c   http.RoundTripper // HTTP/2 without TLS
+
+	listened sync.Map // the local ports on which a program has listened
 }
 
 // NewProgram returns the program that listens on the local ports. body is how many bytes of a body are compared.
@@ -76,19 +79,26 @@ func (p *Program) Listens(ctx context.Context) uint16 {
 	for _, port := range p.ports {
 		if conn, err := dialLocal(ctx, "tcp", net.JoinHostPort("", fmt.Sprint(port))); err == nil {
 			conn.Close()
+			p.listened.Store(port, true)
 			return port
 		}
 	}
 	return 0
 }
 
-// Send is Config.Send.
+// Send is Config.Send. A port that refuses is an answer only once a program has listened on it: a program that listens
+// on several ports opens one after the other, or never opens some of them here.
 func (p *Program) Send(ctx context.Context, e *api.Exchange) *api.Exchange {
 	local := &api.Exchange{Began: time.Now(), Namespace: e.Namespace, Workload: e.Workload, Match: e.Match,
 		To: api.ToLaptop, Mirrored: true, Request: e.Request}
 	ctx, cancel := context.WithTimeoutCause(ctx, Timeout, fmt.Errorf("no answer within %v", Timeout))
 	defer cancel()
 	err := p.exchange(ctx, e, local)
+	if port := local.Server.Port(); !errors.Is(err, syscall.ECONNREFUSED) {
+		p.listened.Store(port, true)
+	} else if _, listened := p.listened.Load(port); !listened {
+		return nil
+	}
 	local.Seconds = time.Since(local.Began).Seconds()
 	if err == nil {
 		return local

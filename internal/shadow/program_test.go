@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 // listening returns a Program for a server of this machine, which is for port 8080 of the container.
@@ -88,6 +89,23 @@ func TestProgramThatDoesNotAnswer(t *testing.T) {
 	}
 	if hangs.Listens(t.Context()) == 0 || NewProgram(nil, 0).Listens(t.Context()) != 0 {
 		t.Error("Listens is wrong")
+	}
+}
+
+// A program may open its other port first: it must not differ because of a port that it has not opened yet.
+func TestRequestsToAPortOnWhichNothingHasListenedAreNotCompared(t *testing.T) {
+	p := listening(t, 5, func(http.ResponseWriter, *http.Request) {})
+	closed := testenv.ClosedPort(t, "tcp").Port()
+	p.ports[9090] = closed
+	if got := p.Send(t.Context(), toPort(9090, "GET", "/")); got != nil {
+		t.Errorf("before the program listens: %+v", got)
+	}
+	if got := p.Send(t.Context(), toPort(8080, "GET", "/")); got == nil || got.Response == nil {
+		t.Errorf("to the port that is open: %+v", got)
+	}
+	p.listened.Store(closed, true)
+	if got := p.Send(t.Context(), toPort(9090, "GET", "/")); got == nil || !strings.Contains(got.Error, "refused") {
+		t.Errorf("to a port that has closed: %+v", got)
 	}
 }
 
