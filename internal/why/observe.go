@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
@@ -289,40 +290,56 @@ func (o *observer) readService(ctx context.Context) {
 
 // readAddress finds the Service or the pod with an address.
 func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
-	var all sync.WaitGroup
-	all.Go(func() {
-		o.read(ctx, objectServices, "Services", func(ctx context.Context) error {
-			list, err := o.Kube.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-				FieldSelector: fields.OneTermEqualSelector("spec.clusterIP", ip.String()).String()})
-			if err != nil || len(list.Items) == 0 {
-				return err
-			}
-			o.set(func(f *facts) {
-				f.Service, f.Namespace, f.Name = &list.Items[0], list.Items[0].Namespace, list.Items[0].Name
-			})
-			return nil
-		})
+	f, core := &o.facts, o.Kube.CoreV1()
+	o.read(ctx, objectServices, "Services", func(ctx context.Context) error {
+		all, err := withAddress(ctx, ip, "spec.clusterIP", core.Services(metav1.NamespaceAll).List,
+			func(s *corev1.Service) []string { return s.Spec.ClusterIPs })
+		if len(all) > 0 {
+			o.set(func(f *facts) { f.Service, f.Namespace, f.Name = all[0], all[0].Namespace, all[0].Name })
+		}
+		return err
 	})
-	var pods []corev1.Pod
-	all.Go(func() {
-		o.read(ctx, objectPods, "pods", func(ctx context.Context) error {
-			list, err := o.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-				FieldSelector: fields.OneTermEqualSelector("status.podIP", ip.String()).String()})
-			if err == nil {
-				pods = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
-					return workloads.Finished(&p) || p.Spec.HostNetwork
-				})
-			}
-			return err
-		})
-	})
-	all.Wait()
-	if o.facts.Service == nil && len(pods) == 1 {
-		o.set(func(f *facts) {
-			f.Namespace, f.Pods = pods[0].Namespace, pods
-			delete(f.Missing, objectServices) // the address is a pod's
-		})
+	if f.Service != nil {
+		return
 	}
+	o.read(ctx, objectPods, "pods", func(ctx context.Context) error {
+		pods, err := withAddress(ctx, ip, "status.podIP", core.Pods(metav1.NamespaceAll).List, ownAddresses)
+		if len(pods) == 1 {
+			o.set(func(f *facts) {
+				f.Namespace, f.Pods = pods[0].Namespace, []corev1.Pod{*pods[0]}
+				delete(f.Missing, objectServices) // the address is a pod's
+			})
+		}
+		return err
+	})
+}
+
+// ownAddresses returns the addresses of a pod that runs, unless they are its node's.
+func ownAddresses(p *corev1.Pod) (all []string) {
+	if workloads.Finished(p) || p.Spec.HostNetwork {
+		return nil
+	}
+	for _, ip := range p.Status.PodIPs {
+		all = append(all, ip.IP)
+	}
+	return all
+}
+
+// withAddress lists the objects with an address. The field selects by the first address of an object. Only a list of
+// all objects finds the second one, which objects have in a cluster with both families.
+func withAddress[T runtime.Object, L runtime.Object](ctx context.Context, ip netip.Addr, field string,
+	list func(context.Context, metav1.ListOptions) (L, error), addresses func(T) []string) (found []T, err error) {
+	add := func(object runtime.Object) {
+		if o, ok := object.(T); ok && slices.Contains(addresses(o), ip.String()) {
+			found = append(found, o)
+		}
+	}
+	first := fields.OneTermEqualSelector(field, ip.String()).String()
+	err = workloads.Each(ctx, metav1.ListOptions{FieldSelector: first}, list, add)
+	if err == nil && len(found) == 0 {
+		err = workloads.Each(ctx, metav1.ListOptions{}, list, add)
+	}
+	return found, err
 }
 
 func (o *observer) readSlices(ctx context.Context) {

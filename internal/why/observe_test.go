@@ -98,6 +98,54 @@ func TestExplanationComesInTimeWhateverHangs(t *testing.T) {
 	}
 }
 
+// dualStack is an API server with the Service web and the pod web-1, which have two addresses each. As a real one, it
+// selects by the first address only. It has no other objects.
+type dualStack struct{}
+
+func (dualStack) RoundTrip(r *http.Request) (*http.Response, error) {
+	selector, text := r.URL.Query().Get("fieldSelector"), `{"kind": "List", "apiVersion": "v1", "items": []}`
+	switch r.URL.Path {
+	case "/api/v1/services":
+		if text = `{"kind": "ServiceList", "apiVersion": "v1", "items": []}`; selector == "" || selector == "spec.clusterIP=10.96.0.80" {
+			text = `{"kind": "ServiceList", "apiVersion": "v1", "items": [{"metadata": {"name": "web", "namespace": "shop"},
+				"spec": {"clusterIP": "10.96.0.80", "clusterIPs": ["10.96.0.80", "fd00:96::80"]}}]}`
+		}
+	case "/api/v1/pods":
+		if text = `{"kind": "PodList", "apiVersion": "v1", "items": []}`; selector == "" || selector == "status.podIP=10.244.1.7" {
+			text = `{"kind": "PodList", "apiVersion": "v1", "items": [
+				{"metadata": {"name": "web-1", "namespace": "shop"}, "status": {"phase": "Running", "podIP": "10.244.1.7", "podIPs": [{"ip": "10.244.1.7"}, {"ip": "fd00:244::7"}]}},
+				{"metadata": {"name": "old-1", "namespace": "shop"}, "status": {"phase": "Failed", "podIP": "10.244.1.7", "podIPs": [{"ip": "10.244.1.7"}, {"ip": "fd00:244::7"}]}},
+				{"metadata": {"name": "node-1", "namespace": "shop"}, "spec": {"hostNetwork": true}, "status": {"phase": "Running", "podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}]}}]}`
+		}
+	}
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
+}
+
+func TestEachAddressOfAServiceOrPodIsFound(t *testing.T) {
+	for address, want := range map[string]string{
+		"10.96.0.80": "Service web", "fd00:96::80": "Service web", "10.244.1.7": "pod web-1", "fd00:244::7": "pod web-1", "192.0.2.1": "", "203.0.113.1": "",
+	} {
+		cfg := hanging(t, nil)
+		kube, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "http://cluster.example", QPS: -1}, &http.Client{Transport: dualStack{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Kube = kube
+		o := newObserver(cfg)
+		o.readAddress(t.Context(), netip.MustParseAddr(address))
+		got := ""
+		if f := &o.facts; f.Service != nil {
+			got = "Service " + f.Service.Name
+		} else if len(f.Pods) == 1 {
+			got = "pod " + f.Pods[0].Name
+		}
+		if got != want || len(o.facts.Missing) > 0 {
+			t.Errorf("%s is %q, want %q; missing: %v", address, got, want, o.facts.Missing)
+		}
+	}
+}
+
 // hanging returns a Config whose agents do not answer, and whose API server answers only what it is given.
 func hanging(t *testing.T, answers silentAPI) Config {
 	t.Helper()
