@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/podstatus"
 )
@@ -98,17 +99,10 @@ func portIn(s discoveryv1.EndpointSlice, port *corev1.ServicePort, asked uint16,
 
 // endpoint returns the endpoints of a slice's entry with a port.
 func (f *facts) endpoint(from discoveryv1.Endpoint, port uint16) (all []endpoint) {
-	holds := func(condition *bool, unset bool) bool {
-		if condition == nil {
-			return unset
-		}
-		return *condition
-	}
-	e := endpoint{ready: holds(from.Conditions.Ready, true), terminating: holds(from.Conditions.Terminating, false)}
-	e.serving = holds(from.Conditions.Serving, e.ready)
-	if from.NodeName != nil {
-		e.node = *from.NodeName
-	}
+	c := from.Conditions
+	e := endpoint{ready: ptr.Deref(c.Ready, true), terminating: ptr.Deref(c.Terminating, false)}
+	e.serving = ptr.Deref(c.Serving, e.ready)
+	e.node = ptr.Deref(from.NodeName, "")
 	if ref := from.TargetRef; ref != nil && ref.Kind == "Pod" {
 		e.name, e.pod = ref.Name, f.podNamed(ref.Name)
 	}

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/netpolicy"
@@ -442,9 +443,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 }
 
 func isReady(p corev1.Pod) bool {
-	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	return p.DeletionTimestamp == nil && podutils.IsPodReady(&p)
 }
 
 // choice names the component that chooses among the endpoints.

@@ -380,7 +380,6 @@ func TestHealthyRequestsHaveNoCause(t *testing.T) {
 		},
 		"an answer that took seconds":            func(_ *testing.T, f *facts) { f.Trip.Answer.Seconds = 4 },
 		"an error of the program":                func(_ *testing.T, f *facts) { f.Trip.Status = 503 },
-		"another VPN beside the tunnel":          func(_ *testing.T, f *facts) { f.Trip.Source = netip.MustParseAddr("172.31.9.2") },
 		"an endpoint that ends":                  func(_ *testing.T, f *facts) { *f.Slices[0].Endpoints[0].Conditions.Ready = false },
 		"a host outside of the cluster":          func(_ *testing.T, f *facts) { outside(f) },
 		"rights that are missing, and no guess":  func(_ *testing.T, f *facts) { f.forbid() },

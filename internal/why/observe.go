@@ -71,11 +71,11 @@ func (o *observer) explain(ctx context.Context) api.Explanation {
 	return e
 }
 
-// observer collects facts. mu guards them while several goroutines write.
+// observer collects facts.
 type observer struct {
 	Config
 	here  trip.Runner // on this machine
-	mu    sync.Mutex
+	mu    sync.Mutex  // guards Missing, Unsent and Policies; each other fact has one writer
 	facts facts
 }
 
@@ -144,7 +144,7 @@ func (o *observer) observe(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() {
 		if r, done := o.send(ctx, o.Request.Errand()); done {
-			o.set(func(f *facts) { f.Trip = r.Result })
+			o.facts.Trip = r.Result
 		}
 	})
 	all.Go(func() {
@@ -257,17 +257,22 @@ func (o *observer) askClusterDNS(ctx context.Context) {
 	name := fmt.Sprintf("%s.%s.svc.%s.", o.facts.Name, o.facts.Namespace, dns.Domain)
 	at := netip.AddrPortFrom(dns.Servers[0], 53).String()
 	if r, err := o.here(ctx, trip.Errand{Name: name, Nameserver: at}); err == nil {
-		o.set(func(f *facts) { f.ClusterDNS.Addresses, f.ClusterDNS.Step = r.Result.Addresses, r.Result.Lookup })
+		o.facts.ClusterDNS.Addresses, o.facts.ClusterDNS.Step = r.Result.Addresses, r.Result.Lookup
 	}
 }
 
-// read reads objects, and notes why it could not.
-func (o *observer) read(ctx context.Context, what object, text string, read func(context.Context) error) {
+// read returns what get reads within readTimeout. If that fails, read notes why and returns the zero value.
+func read[T any](ctx context.Context, o *observer, what object, text string,
+	get func(context.Context) (T, error)) T {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	err := read(ctx)
-	if err == nil || apierrors.IsNotFound(err) {
-		return
+	got, err := get(ctx)
+	if err == nil {
+		return got
+	}
+	var none T
+	if apierrors.IsNotFound(err) {
+		return none
 	}
 	missing := fmt.Sprintf("cannot read %s: %v", text, err)
 	if _, p, ok := cluster.Denial(err); ok {
@@ -276,42 +281,35 @@ func (o *observer) read(ctx context.Context, what object, text string, read func
 		missing = fmt.Sprintf("cannot read %s: the API server did not answer in time", text)
 	}
 	o.set(func(f *facts) { f.Missing[what] = missing })
+	return none
 }
 
 func (o *observer) readService(ctx context.Context) {
-	o.read(ctx, objectServices, "the Service", func(ctx context.Context) error {
-		s, err := o.Kube.CoreV1().Services(o.facts.Namespace).Get(ctx, o.facts.Name, metav1.GetOptions{})
-		if err == nil {
-			o.set(func(f *facts) { f.Service, f.Certain = s, true })
-		}
-		return err
+	f := &o.facts
+	f.Service = read(ctx, o, objectServices, "the Service", func(ctx context.Context) (*corev1.Service, error) {
+		return o.Kube.CoreV1().Services(f.Namespace).Get(ctx, f.Name, metav1.GetOptions{})
 	})
+	f.Certain = f.Certain || f.Service != nil
 }
 
 // readAddress finds the Service or the pod with an address.
 func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
 	f, core := &o.facts, o.Kube.CoreV1()
-	o.read(ctx, objectServices, "Services", func(ctx context.Context) error {
-		all, err := withAddress(ctx, ip, "spec.clusterIP", core.Services(metav1.NamespaceAll).List,
+	services := read(ctx, o, objectServices, "Services", func(ctx context.Context) ([]*corev1.Service, error) {
+		return withAddress(ctx, ip, "spec.clusterIP", core.Services(metav1.NamespaceAll).List,
 			func(s *corev1.Service) []string { return s.Spec.ClusterIPs })
-		if len(all) > 0 {
-			o.set(func(f *facts) { f.Service, f.Namespace, f.Name = all[0], all[0].Namespace, all[0].Name })
-		}
-		return err
 	})
-	if f.Service != nil {
+	if len(services) > 0 {
+		f.Service, f.Namespace, f.Name = services[0], services[0].Namespace, services[0].Name
 		return
 	}
-	o.read(ctx, objectPods, "pods", func(ctx context.Context) error {
-		pods, err := withAddress(ctx, ip, "status.podIP", core.Pods(metav1.NamespaceAll).List, ownAddresses)
-		if len(pods) == 1 {
-			o.set(func(f *facts) {
-				f.Namespace, f.Pods = pods[0].Namespace, []corev1.Pod{*pods[0]}
-				delete(f.Missing, objectServices) // the address is a pod's
-			})
-		}
-		return err
+	pods := read(ctx, o, objectPods, "pods", func(ctx context.Context) ([]*corev1.Pod, error) {
+		return withAddress(ctx, ip, "status.podIP", core.Pods(metav1.NamespaceAll).List, ownAddresses)
 	})
+	if len(pods) == 1 {
+		f.Namespace, f.Pods = pods[0].Namespace, []corev1.Pod{*pods[0]}
+		o.set(func(f *facts) { delete(f.Missing, objectServices) }) // the address is a pod's
+	}
 }
 
 // ownAddresses returns the addresses of a pod that runs, unless they are its node's.
@@ -344,14 +342,12 @@ func withAddress[T runtime.Object, L runtime.Object](ctx context.Context, ip net
 
 func (o *observer) readSlices(ctx context.Context) {
 	s := o.facts.Service
-	o.read(ctx, objectEndpointSlices, "EndpointSlices", func(ctx context.Context) error {
-		list, err := o.Kube.DiscoveryV1().EndpointSlices(s.Namespace).List(ctx, metav1.ListOptions{
-			LabelSelector: labels.Set{discoveryv1.LabelServiceName: s.Name}.String()})
-		if err == nil {
-			o.set(func(f *facts) { f.Slices = list.Items })
-		}
-		return err
-	})
+	ofService := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: s.Name}.String()}
+	all := o.Kube.DiscoveryV1().EndpointSlices(s.Namespace).List
+	list := read(ctx, o, objectEndpointSlices, "EndpointSlices", with(all, ofService))
+	if list != nil {
+		o.facts.Slices = list.Items
+	}
 }
 
 func (o *observer) readPods(ctx context.Context) {
@@ -359,35 +355,34 @@ func (o *observer) readPods(ctx context.Context) {
 	if len(s.Spec.Selector) == 0 {
 		return
 	}
-	o.read(ctx, objectPods, "pods", func(ctx context.Context) error {
-		list, err := o.Kube.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{
-			LabelSelector: labels.Set(s.Spec.Selector).String(), Limit: maxPods})
-		if err == nil {
-			o.set(func(f *facts) { f.Pods = list.Items })
-		}
-		return err
-	})
+	selected := metav1.ListOptions{LabelSelector: labels.Set(s.Spec.Selector).String(), Limit: maxPods}
+	all := o.Kube.CoreV1().Pods(s.Namespace).List
+	list := read(ctx, o, objectPods, "pods", with(all, selected))
+	if list != nil {
+		o.facts.Pods = list.Items
+	}
 }
 
 func (o *observer) readManager(ctx context.Context) {
 	c := o.Connection
-	o.read(ctx, objectManager, "the pod of the traffic manager", func(ctx context.Context) error {
-		pod, err := o.Kube.CoreV1().Pods(c.ManagerNamespace).Get(ctx, c.ManagerPod, metav1.GetOptions{})
-		if err == nil {
-			o.set(func(f *facts) { f.Source = pod })
-		}
-		return err
-	})
+	o.facts.Source = read(ctx, o, objectManager, "the pod of the traffic manager",
+		func(ctx context.Context) (*corev1.Pod, error) {
+			return o.Kube.CoreV1().Pods(c.ManagerNamespace).Get(ctx, c.ManagerPod, metav1.GetOptions{})
+		})
 }
 
 func (o *observer) readPolicies(ctx context.Context, namespace string) {
-	o.read(ctx, objectPolicies, "NetworkPolicies", func(ctx context.Context) error {
-		list, err := o.Kube.NetworkingV1().NetworkPolicies(namespace).List(ctx, metav1.ListOptions{})
-		if err == nil {
-			o.set(func(f *facts) { f.Policies = append(f.Policies, list.Items...) })
-		}
-		return err
-	})
+	all := o.Kube.NetworkingV1().NetworkPolicies(namespace).List
+	list := read(ctx, o, objectPolicies, "NetworkPolicies", with(all, metav1.ListOptions{}))
+	if list != nil {
+		o.set(func(f *facts) { f.Policies = append(f.Policies, list.Items...) })
+	}
+}
+
+// with binds the options of a list.
+func with[L any](list func(context.Context, metav1.ListOptions) (L, error),
+	options metav1.ListOptions) func(context.Context) (L, error) {
+	return func(ctx context.Context) (L, error) { return list(ctx, options) }
 }
 
 // dialEndpoints connects to the endpoints themselves, and if one refuses, to the other ports of its pod.
@@ -422,6 +417,6 @@ func (o *observer) dialAll(ctx context.Context, to []netip.AddrPort) {
 		return
 	}
 	if r, done := o.send(ctx, trip.Errand{Dial: to}); done {
-		o.set(func(f *facts) { maps.Copy(f.Dials, r.Dials) })
+		maps.Copy(o.facts.Dials, r.Dials)
 	}
 }

@@ -77,9 +77,8 @@ type Result struct {
 	Nameservers []string     `json:"nameservers,omitempty"` // that were asked; none: a file answered, or it is unknown
 	Resolver    []string     `json:"resolver,omitempty"`    // the lines search and options of resolv.conf
 
-	To     netip.AddrPort `json:"to,omitzero"`     // the first address
-	Source netip.Addr     `json:"source,omitzero"` // from which the kernel sends to it
-	Device string         `json:"device,omitempty"`
+	To     netip.AddrPort `json:"to,omitzero"`      // the first address
+	Device string         `json:"device,omitempty"` // by which the kernel sends to it
 	Dial   Step           `json:"dial"`
 	// TakenAt is the port of this machine or pod that has accepted the connection, though it was for another one: a
 	// redirect, such as a service mesh's, has taken it.
@@ -106,7 +105,7 @@ func send(ctx context.Context, r Request) Result {
 		return t
 	}
 	t.To = netip.AddrPortFrom(t.Addresses[0], port)
-	t.Source, t.Device = route(t.To)
+	t.Device = deviceTo(t.To)
 	conn, step := dial(ctx, t.To)
 	t.Dial = step
 	if conn == nil {
@@ -193,17 +192,17 @@ func lookup(ctx context.Context, name, nameserver string) (addresses []netip.Add
 	return slices.Compact(addresses), slices.Clone(asked), stepOf(err, began)
 }
 
-// route returns the address and the interface from which the kernel sends to an address.
-func route(to netip.AddrPort) (source netip.Addr, device string) {
+// deviceTo returns the interface by which the kernel sends to an address, or "".
+func deviceTo(to netip.AddrPort) string {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)) // sends nothing
 	if err != nil {
-		return netip.Addr{}, ""
+		return ""
 	}
 	defer conn.Close()
-	source = conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
+	source := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
 	interfaces, err := net.Interfaces()
 	if err != nil {
-		return source, ""
+		return ""
 	}
 	for _, i := range interfaces {
 		addrs, err := i.Addrs()
@@ -211,10 +210,10 @@ func route(to netip.AddrPort) (source netip.Addr, device string) {
 			network, ok := a.(*net.IPNet)
 			return ok && network.IP.Equal(source.AsSlice())
 		}) {
-			return source, i.Name
+			return i.Name
 		}
 	}
-	return source, ""
+	return ""
 }
 
 // dial connects within dialTimeout.

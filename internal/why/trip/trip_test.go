@@ -40,8 +40,8 @@ func TestRequestIsMarkedAndAnswered(t *testing.T) {
 	if len(id) != 32 || !strings.HasPrefix(got.Get(api.TraceParent), "00-"+id+"-") || got.Get("X-User") != "me" {
 		t.Errorf("%v", got)
 	}
-	if r.Device == "" || !r.Source.IsLoopback() {
-		t.Errorf("from %v, %q", r.Source, r.Device)
+	if r.Device == "" {
+		t.Error("the device is unknown")
 	}
 }
 
