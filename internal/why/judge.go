@@ -25,12 +25,11 @@ const (
 	maxNotes = 6   // of a hop
 )
 
-// facts are the observations about a request.
+// facts are the observations about the request of a Config.
 type facts struct {
-	Request    trip.Request
-	Port       uint16         // of the request
-	Connection api.Connection // that the request should take
-	Trip       trip.Result
+	Config
+	Port uint16 // of the request
+	Trip trip.Result
 	// ClusterDNS is what cluster DNS answers, asked through the tunnel. It is asked only for names that can be the
 	// cluster's.
 	ClusterDNS struct {

@@ -43,9 +43,10 @@ func healthy(t *testing.T) *facts {
 		t.Fatal(err)
 	}
 	f := &facts{
-		Request: trip.Request{Method: "GET", URL: target, Trace: trip.NewTrace()}, Port: 80,
-		Connection: api.Connection{Device: "kubevpn0", Netstack: api.NetstackGVisor, ManagerNamespace: "kubevpn",
-			CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")}},
+		Config: Config{Request: trip.Request{Method: "GET", URL: target, Trace: trip.NewTrace()},
+			Connection: api.Connection{Device: "kubevpn0", Netstack: api.NetstackGVisor, ManagerNamespace: "kubevpn",
+				CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")}}},
+		Port: 80,
 		Trip: trip.Result{
 			Lookup: ok, Addresses: []netip.Addr{vip.Addr()}, Nameservers: []string{"127.0.0.53:53"}, To: vip,
 			Device: "kubevpn0", Dial: ok, Answer: ok, Status: 200,

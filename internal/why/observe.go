@@ -42,7 +42,7 @@ const (
 // Config describes a request to explain.
 type Config struct {
 	Kube       kubernetes.Interface
-	Connection api.Connection
+	Connection api.Connection // that the request should take
 	Request    trip.Request
 	Timeout    time.Duration // of all together
 	// Pod is the pod that sends the request, and Run runs errands there. Nil: this machine sends it.
@@ -73,15 +73,14 @@ func (o *observer) explain(ctx context.Context) api.Explanation {
 
 // observer collects facts.
 type observer struct {
-	Config
-	here  trip.Runner // on this machine
-	mu    sync.Mutex  // guards Missing, Unsent and Policies; each other fact has one writer
-	facts facts
+	facts
+	here trip.Runner // on this machine
+	mu   sync.Mutex  // guards Missing, Unsent and Policies; each other fact has one writer
 }
 
 func newObserver(cfg Config) *observer {
-	o := &observer{Config: cfg, here: trip.Run, facts: facts{
-		Request: cfg.Request, Connection: cfg.Connection, Port: trip.Port(cfg.Request.URL),
+	o := &observer{here: trip.Run, facts: facts{
+		Config: cfg, Port: trip.Port(cfg.Request.URL),
 		Dials: map[netip.AddrPort]trip.Step{}, Local: map[uint16]trip.Step{}, Missing: map[object]string{},
 	}}
 	f, c := &o.facts, cfg.Connection
@@ -107,11 +106,11 @@ func (o *observer) trace(ctx context.Context) {
 	}
 	all, err := o.Trace(ctx)
 	if err != nil {
-		o.facts.Missing[objectAgents] = "cannot ask the agents: " + err.Error()
+		o.Missing[objectAgents] = "cannot ask the agents: " + err.Error()
 		return
 	}
-	delete(o.facts.Missing, objectAgents)
-	o.facts.Traces = slices.DeleteFunc(all, func(t api.InterceptTrace) bool {
+	delete(o.Missing, objectAgents)
+	o.Traces = slices.DeleteFunc(all, func(t api.InterceptTrace) bool {
 		return t.Connection != o.Connection.ID
 	})
 }
@@ -120,7 +119,7 @@ func (o *observer) trace(ctx context.Context) {
 func (o *observer) dialLocal(ctx context.Context) {
 	four, six := netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
 	var to []netip.AddrPort
-	for _, i := range o.facts.Traces {
+	for _, i := range o.Traces {
 		for _, p := range i.Ports {
 			if p.Protocol == "tcp" && len(to) < 2*maxDials {
 				to = append(to, netip.AddrPortFrom(four, p.Local), netip.AddrPortFrom(six, p.Local))
@@ -132,8 +131,8 @@ func (o *observer) dialLocal(ctx context.Context) {
 	}
 	report, _ := o.here(ctx, trip.Errand{Dial: to}) // without an answer, the ports are unknown
 	for at, s := range report.Dials {
-		if s.Done || at.Addr() == four && !o.facts.Local[at.Port()].Done {
-			o.facts.Local[at.Port()] = s
+		if s.Done || at.Addr() == four && !o.Local[at.Port()].Done {
+			o.Local[at.Port()] = s
 		}
 	}
 }
@@ -144,7 +143,7 @@ func (o *observer) observe(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() {
 		if r, done := o.send(ctx, o.Request.Errand()); done {
-			o.facts.Trip = r.Result
+			o.Trip = r.Result
 		}
 	})
 	all.Go(func() {
@@ -223,7 +222,7 @@ func serviceOf(host string, c api.Connection) (namespace, name string, certain b
 func (o *observer) readTarget(ctx context.Context, host string) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		o.readAddress(ctx, ip)
-	} else if o.facts.Name != "" {
+	} else if o.Name != "" {
 		o.readService(ctx)
 	}
 	f := &o.facts
@@ -254,10 +253,10 @@ func (o *observer) askClusterDNS(ctx context.Context) {
 	if len(dns.Servers) == 0 || dns.Domain == "" {
 		return
 	}
-	name := fmt.Sprintf("%s.%s.svc.%s.", o.facts.Name, o.facts.Namespace, dns.Domain)
+	name := fmt.Sprintf("%s.%s.svc.%s.", o.Name, o.Namespace, dns.Domain)
 	at := netip.AddrPortFrom(dns.Servers[0], 53).String()
 	if r, err := o.here(ctx, trip.Errand{Name: name, Nameserver: at}); err == nil {
-		o.facts.ClusterDNS.Addresses, o.facts.ClusterDNS.Step = r.Result.Addresses, r.Result.Lookup
+		o.ClusterDNS.Addresses, o.ClusterDNS.Step = r.Result.Addresses, r.Result.Lookup
 	}
 }
 
@@ -341,17 +340,17 @@ func withAddress[T runtime.Object, L runtime.Object](ctx context.Context, ip net
 }
 
 func (o *observer) readSlices(ctx context.Context) {
-	s := o.facts.Service
+	s := o.Service
 	ofService := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: s.Name}.String()}
 	all := o.Kube.DiscoveryV1().EndpointSlices(s.Namespace).List
 	list := read(ctx, o, objectEndpointSlices, "EndpointSlices", with(all, ofService))
 	if list != nil {
-		o.facts.Slices = list.Items
+		o.Slices = list.Items
 	}
 }
 
 func (o *observer) readPods(ctx context.Context) {
-	s := o.facts.Service
+	s := o.Service
 	if len(s.Spec.Selector) == 0 {
 		return
 	}
@@ -359,13 +358,13 @@ func (o *observer) readPods(ctx context.Context) {
 	all := o.Kube.CoreV1().Pods(s.Namespace).List
 	list := read(ctx, o, objectPods, "pods", with(all, selected))
 	if list != nil {
-		o.facts.Pods = list.Items
+		o.Pods = list.Items
 	}
 }
 
 func (o *observer) readManager(ctx context.Context) {
 	c := o.Connection
-	o.facts.Source = read(ctx, o, objectManager, "the pod of the traffic manager",
+	o.Source = read(ctx, o, objectManager, "the pod of the traffic manager",
 		func(ctx context.Context) (*corev1.Pod, error) {
 			return o.Kube.CoreV1().Pods(c.ManagerNamespace).Get(ctx, c.ManagerPod, metav1.GetOptions{})
 		})
@@ -417,6 +416,6 @@ func (o *observer) dialAll(ctx context.Context, to []netip.AddrPort) {
 		return
 	}
 	if r, done := o.send(ctx, trip.Errand{Dial: to}); done {
-		maps.Copy(o.facts.Dials, r.Dials)
+		maps.Copy(o.Dials, r.Dials)
 	}
 }
