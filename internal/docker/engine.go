@@ -133,12 +133,12 @@ func (e *Engine) remove(ctx context.Context, name string) error {
 	defer again.Stop()
 	var why error
 	for {
-		if _, err := e.output(ctx, "rm", "--force", "--volumes", name); ctx.Err() == nil {
-			why = err
-		}
-		there, err := e.output(ctx, "ps", "--all", "--quiet", "--filter", "name=^"+name+"$")
-		if err == nil && len(bytes.TrimSpace(there)) == 0 {
+		_, err := e.output(ctx, "rm", "--force", "--volumes", name)
+		if err == nil || strings.Contains(strings.ToLower(err.Error()), "no such container") {
 			return nil
+		}
+		if ctx.Err() == nil {
+			why = err
 		}
 		select {
 		case <-again.C:

@@ -108,12 +108,12 @@ func TestImagePullsOnlyWhenNeeded(t *testing.T) {
 // remove also waits for a container that the engine is already removing.
 func TestRemoveWaitsUntilTheContainerIsGone(t *testing.T) {
 	asked := filepath.Join(t.TempDir(), "asked")
-	fakeDocker(t, `case $1 in rm) echo "removal of container is already in progress" >&2; exit 1;; ps) [ -e `+asked+` ] || echo 0123; touch `+asked+`;; esac`)
+	fakeDocker(t, `[ -e `+asked+` ] && echo "Error: No such container: $4" >&2 || echo "removal of container is already in progress" >&2; touch `+asked+`; exit 1`)
 	e := &Engine{command: "docker"}
 	if err := e.remove(t.Context(), "kubevpn-1-web"); err != nil {
 		t.Error(err)
 	}
-	fakeDocker(t, `case $1 in rm) echo "it cannot be killed" >&2; exit 1;; ps) echo 0123;; esac`)
+	fakeDocker(t, `echo "it cannot be killed" >&2; exit 1`)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if err := e.remove(ctx, "kubevpn-1-web"); err == nil || !strings.Contains(err.Error(), "it cannot be killed") {

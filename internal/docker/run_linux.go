@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"debug/elf"
@@ -251,14 +252,10 @@ func (r *run) released() (int, error) {
 	case <-late.C:
 	}
 	r.chosen.left = true
-	if err := r.chosen.err; err != nil {
-		return 0, api.Errorf(api.ExitEngine,
-			"`docker run` ended (%w) before its container %s, so kubevpn ended the container", err, r.chosen.container)
-	}
-	return 0, api.Errorf(api.ExitEngine,
-		"the detach keys ended `docker run`; the container %s cannot run without it, so kubevpn ended the container",
-		r.chosen.container).
-		WithHint("the keys are Ctrl-P Ctrl-Q by default; -- --detach-keys KEYS changes them")
+	err := cmp.Or(r.chosen.err, errors.New("the detach keys ended it"))
+	return 0, api.Errorf(api.ExitEngine, "`docker run` ended before its container %s, so kubevpn ended the container: %w",
+		r.chosen.container, err).
+		WithHint("the detach keys are Ctrl-P Ctrl-Q by default; -- --detach-keys KEYS changes them")
 }
 
 // watch warns when another container ends before the main one.
