@@ -1,11 +1,13 @@
 package docker
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -27,32 +29,93 @@ const answerTimeout = time.Minute
 
 // child is a `docker run` command, which waits for the end of its container.
 type child struct {
-	name string
-	cmd  *exec.Cmd
-	done chan struct{} // closed when the command has ended: normally the engine has removed the container then
-	err  error         // of the command; valid once done is closed
-	left bool          // the command has ended, but its container still runs
+	name   string // of the container in the engine
+	cmd    *exec.Cmd
+	done   chan struct{}   // closed when the command has ended: normally the engine has removed the container then
+	err    error           // of the command; valid once done is closed
+	left   bool            // the command has ended, but its container still runs
+	stderr bytes.Buffer    // of the command, if it goes nowhere else; may be read once done is closed
+	output sync.WaitGroup  // copies the output of the command
+	remote *sandbox.Remote // the first process of the container; nil: it has not connected
 }
 
-// command starts cmd, and calls after when it has ended.
-func (r *run) command(name string, cmd *exec.Cmd, after func()) (*child, error) {
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("cannot run docker: %w", err)
+// launch runs a container, and returns when its first process is ready. args returns the arguments of docker for the
+// directory of the socket, and streams connects docker's standard streams; nil: nothing is connected.
+func (r *run) launch(ctx context.Context, name string, log *slog.Logger, args func(dir string) []string,
+	streams func(*child) error) (*child, error) {
+	dir, err := r.socketDir()
+	defer os.RemoveAll(dir)
+	if err != nil {
+		return nil, err
 	}
-	c := &child{name: name, cmd: cmd, done: make(chan struct{})}
-	go func() {
-		defer close(c.done)
-		c.err = cmd.Wait()
-		after()
-	}()
+	l, err := listen(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	c := &child{name: name, cmd: exec.Command(r.Engine.command, args(dir)...)}
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the terminal's signals do not reach it
+	if streams == nil {
+		c.cmd.Stderr = &c.stderr
+	} else if err := streams(c); err != nil {
+		return nil, err
+	}
+	if err := c.begin(); err != nil {
+		return nil, err
+	}
+	conn, err := accept(ctx, l, c)
+	if err == nil {
+		limited, cancel := context.WithTimeout(ctx, answerTimeout)
+		defer cancel()
+		c.remote, err = sandbox.Attach(limited, conn, log)
+	}
+	if err != nil {
+		return nil, r.abandon(c, c.explain(ctx, err))
+	}
 	return c, nil
 }
 
-// docker returns a docker command in a process group of its own, which the terminal's signals do not reach.
-func (r *run) docker(args []string) *exec.Cmd {
-	cmd := exec.Command(r.Engine.command, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	return cmd
+// begin starts the command.
+func (c *child) begin() error {
+	if err := c.cmd.Start(); err != nil {
+		return fmt.Errorf("cannot run docker: %w", err)
+	}
+	c.done = make(chan struct{})
+	go func() {
+		defer close(c.done)
+		c.output.Wait() // Wait closes the pipes
+		c.err = c.cmd.Wait()
+	}()
+	return nil
+}
+
+// explain returns the error for a container that did not start. If docker has ended, it adds what docker said.
+func (c *child) explain(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case <-c.done:
+		err = said(errors.Join(err, c.err), c.stderr.String())
+	default:
+	}
+	return api.Errorf(api.ExitEngine, "cannot start the container %s: %w", c.name, err)
+}
+
+// signal sends the program a signal, unless it has ended.
+func (c *child) signal(s syscall.Signal) { _ = c.remote.Signal(s) }
+
+// close ends the container, without waiting for the end.
+func (c *child) close() {
+	if c.remote != nil {
+		_ = c.remote.Close() // its socket closes once
+	}
+}
+
+// abandon ends and removes a container that could not be started, because of err.
+func (r *run) abandon(c *child, err error) error {
+	c.close()
+	return errors.Join(err, r.removed(c))
 }
 
 const (
@@ -107,79 +170,34 @@ func accept(ctx context.Context, l *net.UnixListener, c *child) (*net.UnixConn, 
 	switch {
 	case err == nil:
 		return conn, nil
-	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
 	case errors.Is(err, net.ErrClosed):
-		return nil, errNotStarted
+		return nil, errors.New("`docker run` ended first")
 	}
 	return nil, fmt.Errorf("cannot accept the connection of the container's first process: %w", err)
 }
 
-var errNotStarted = errors.New("`docker run` ended first")
-
-// networkContainer owns the network and the volumes of all containers.
-type networkContainer struct {
+// network is the container that owns the network and the volumes of all others.
+type network struct {
 	*child
-	remote  *sandbox.Remote
-	volumes string        // the directory of the volumes on this machine
-	stderr  *bytes.Buffer // of docker; may be read once done is closed
+	volumes string // the directory of the volumes on this machine
 }
 
-func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error) {
-	dir, err := r.socketDir()
-	defer os.RemoveAll(dir)
+func (r *run) startNetwork(ctx context.Context) (*network, error) {
+	c, err := r.launch(ctx, networkName(r.plan.id), r.Logger, r.plan.network, nil)
 	if err != nil {
 		return nil, err
 	}
-	l, err := listen(dir)
+	volumes, err := r.Engine.mountpoint(ctx, c.name, volumesAt)
 	if err != nil {
-		return nil, err
+		return nil, r.abandon(c, err)
 	}
-	defer l.Close()
-	n := &networkContainer{stderr: &bytes.Buffer{}}
-	cmd := r.docker(r.plan.network(dir))
-	cmd.Stderr = n.stderr
-	if n.child, err = r.command(networkName(r.plan.id), cmd, func() {}); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			n.close()
-			err = errors.Join(err, r.removed(n.child))
-		}
-	}()
-	conn, err := accept(ctx, l, n.child)
-	if err != nil {
-		return nil, n.explain(err)
-	}
-	if n.remote, err = sandbox.Attach(ctx, conn, r.Logger); err != nil {
-		return nil, n.explain(err)
-	}
-	n.volumes, err = r.Engine.mountpoint(ctx, n.name, volumesAt)
-	return n, err
-}
-
-// explain adds the output of docker to err if docker has ended.
-func (n *networkContainer) explain(err error) error {
-	select {
-	case <-n.done:
-	default:
-		return err
-	}
-	return api.Errorf(api.ExitEngine, "cannot start the network container: %w", said(err, n.stderr.String()))
+	return &network{c, volumes}, nil
 }
 
 // gone returns the error for the end of the network container during a run.
-func (n *networkContainer) gone() error {
+func (n *network) gone() error {
 	return api.Errorf(api.ExitEngine, "the container %s, which owns the network of the others, has ended", n.name).
 		WithHint("see `journalctl -u docker` for the cause")
-}
-
-// close ends the network container and its volumes, without waiting for the end.
-func (n *networkContainer) close() {
-	if n.remote != nil {
-		n.remote.Close()
-	}
 }
 
 // show writes a volume, which the containers see at once.
@@ -198,65 +216,46 @@ func (r *run) show(ctx context.Context, v podenv.Volume) error {
 type running struct {
 	*child
 	container string          // its name in the pod
-	remote    *sandbox.Remote // its first process
 	ended     <-chan struct{} // closed when the program or its container has ended
 }
 
 // start starts the n-th container and returns when its program runs.
-func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
+func (r *run) start(ctx context.Context, n int) (*running, error) {
 	c := r.plan.containers[n]
 	mounts := r.resolve(ctx, c)
-	dir, err := r.socketDir()
-	defer os.RemoveAll(dir)
+	// Its log is discarded: a program of the container may have replaced our process.
+	one, err := r.launch(ctx, containerName(r.plan.id, c.name), nil,
+		func(dir string) []string { return r.plan.run(dir, n, mounts) },
+		func(one *child) error { return r.connectStreams(c, one) })
 	if err != nil {
-		return nil, err
-	}
-	l, err := listen(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Close()
-	cmd := r.docker(r.plan.run(dir, n, mounts))
-	flush := func() {}
-	if c.chosen {
-		cmd.Stdout, cmd.Stderr = r.Stdout, r.Stderr
-		if err := r.input(cmd); err != nil {
-			return nil, err
-		}
-	} else {
-		out, errout := r.prefixed(c.name, r.Stdout), r.prefixed(c.name, r.Stderr)
-		cmd.Stdout, cmd.Stderr = out, errout
-		flush = func() { out.flush(); errout.flush() }
-	}
-	one := &running{container: c.name}
-	if one.child, err = r.command(containerName(r.plan.id, c.name), cmd, flush); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			one.close()
-			err = errors.Join(err, r.removed(one.child))
-		}
-	}()
-	conn, err := accept(ctx, l, one.child)
-	if err != nil {
-		if errors.Is(err, errNotStarted) {
-			return nil, api.Errorf(api.ExitEngine, "cannot start the container %s: %w", c.name,
-				errors.Join(err, one.err))
-		}
 		return nil, err
 	}
 	limited, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	// Its log is discarded: a program of the container may have replaced our process.
-	if one.remote, err = sandbox.Attach(limited, conn, nil); err == nil {
-		err = one.remote.Run(limited, r.programs[c.name])
+	if err := one.remote.Run(limited, r.programs[c.name]); err != nil {
+		return nil, r.abandon(one, c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil))
 	}
+	return &running{child: one, container: c.name, ended: one.remote.Done()}, nil
+}
+
+// connectStreams connects the chosen container to the standard streams of this process. The output of another one gets
+// the container's name before each line.
+func (r *run) connectStreams(c container, one *child) error {
+	if c.chosen {
+		one.cmd.Stdout, one.cmd.Stderr = r.Stdout, r.Stderr
+		return r.input(one.cmd)
+	}
+	out, err := one.cmd.StdoutPipe()
 	if err != nil {
-		return nil, c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil)
+		return err
 	}
-	one.ended = one.remote.Done()
-	return one, nil
+	errout, err := one.cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	one.output.Go(func() { r.prefix(c.name, out, r.Stdout) })
+	one.output.Go(func() { r.prefix(c.name, errout, r.Stderr) })
+	return nil
 }
 
 // input connects the user's input to the `docker run` of the chosen container. Docker must be in the terminal's
@@ -348,16 +347,6 @@ func (r *run) writer(of string, m podenv.Mount) string {
 	return ""
 }
 
-// signal sends the program a signal, unless it has ended.
-func (one *running) signal(s syscall.Signal) { _ = one.remote.Signal(s) }
-
-// close ends the container without waiting for its end.
-func (one *running) close() {
-	if one.remote != nil {
-		_ = one.remote.Close() // it has no TUN, and its socket closes once
-	}
-}
-
 // exit returns the exit code of the program, after all of its output was written.
 func (one *running) exit() (int, error) {
 	<-one.done
@@ -378,50 +367,27 @@ func (one *running) exit() (int, error) {
 		WithHint("see `journalctl -u docker` for the cause")
 }
 
-// prefixed returns a writer of whole lines, each with the name of the container before it.
-func (r *run) prefixed(name string, to io.Writer) *prefixer {
+// lineMost is the length at which prefix writes a line without waiting for its end.
+const lineMost = 64 << 10
+
+// prefix copies lines, each with the name of the container before it. It reads all, also if nothing can be written, so
+// that the container does not block.
+func (r *run) prefix(name string, from io.Reader, to io.Writer) {
 	end := "\n"
 	if r.plan.tty() { // docker has made the terminal raw
 		end = "\r\n"
 	}
-	return &prefixer{mu: &r.output, to: to, prefix: "[" + name + "] ", end: end}
-}
-
-type prefixer struct {
-	mu          *sync.Mutex
-	to          io.Writer
-	prefix, end string
-	rest        []byte
-}
-
-// lineMost is the length at which the prefixer writes a line without waiting for its end.
-const lineMost = 64 << 10
-
-func (p *prefixer) Write(b []byte) (int, error) {
-	n := len(b)
-	p.rest = append(p.rest, b...)
+	lines := bufio.NewReaderSize(from, lineMost)
 	for {
-		line, after, found := bytes.Cut(p.rest, []byte("\n"))
-		if !found && len(p.rest) < lineMost {
-			return n, nil
+		line, err := lines.ReadSlice('\n')
+		if len(line) > 0 {
+			text := strings.TrimSuffix(strings.TrimSuffix(string(line), "\n"), "\r")
+			r.output.Lock()
+			_, _ = io.WriteString(to, "["+name+"] "+text+end) // the terminal may be gone
+			r.output.Unlock()
 		}
-		p.rest = after
-		if err := p.line(line); err != nil {
-			return n, err
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
 		}
 	}
-}
-
-// flush writes the last line if it does not end in a newline.
-func (p *prefixer) flush() {
-	if len(p.rest) > 0 {
-		_ = p.line(p.rest) // the terminal may be gone
-	}
-}
-
-func (p *prefixer) line(text []byte) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, err := io.WriteString(p.to, p.prefix+strings.TrimSuffix(string(text), "\r")+p.end)
-	return err
 }

@@ -1,12 +1,14 @@
 package docker
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -33,18 +35,34 @@ func TestIsProxyMatchesAllProxyVariables(t *testing.T) {
 	}
 }
 
-func TestPrefixerWritesWholeLines(t *testing.T) {
+func TestPrefixWritesWholeLines(t *testing.T) {
 	var out strings.Builder
 	r := &run{plan: testPlan(t, Config{TTY: true})}
-	p := r.prefixed("log", &out)
-	for _, text := range []string{"one\ntw", "o\r\n", "three"} {
-		if _, err := p.Write([]byte(text)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	p.flush()
+	r.prefix("log", iotest.OneByteReader(strings.NewReader("one\ntwo\r\nthree")), &out)
 	if want := "[log] one\r\n[log] two\r\n[log] three\r\n"; out.String() != want {
 		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
+func TestPrefixSplitsLongLines(t *testing.T) {
+	var out strings.Builder
+	r := &run{plan: testPlan(t, Config{})}
+	r.prefix("log", strings.NewReader(strings.Repeat("x", lineMost+1)), &out)
+	if want := "[log] " + strings.Repeat("x", lineMost) + "\n[log] x\n"; out.String() != want {
+		t.Errorf("%d bytes, want %d", out.Len(), len(want))
+	}
+}
+
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("the terminal is gone") }
+
+func TestPrefixReadsAllAlsoIfNothingCanBeWritten(t *testing.T) {
+	r := &run{plan: testPlan(t, Config{})}
+	text := strings.NewReader(strings.Repeat("line\n", lineMost))
+	r.prefix("log", text, brokenWriter{})
+	if text.Len() > 0 {
+		t.Errorf("%d bytes were not read", text.Len())
 	}
 }
 

@@ -98,7 +98,7 @@ type run struct {
 	Config
 	plan *plan
 
-	network *networkContainer
+	network *network
 	others  []*running
 	chosen  *running
 

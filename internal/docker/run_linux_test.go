@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/config"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -66,19 +68,38 @@ func TestReadUsesVariablesOfTheRunningPod(t *testing.T) {
 	}
 }
 
+func TestContainerThatDoesNotStartIsExplained(t *testing.T) {
+	fakeDocker(t, `echo "docker: Error response from daemon: no such device." >&2; exit 125`)
+	dir, err := os.MkdirTemp("", "docker") // a socket has a short path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	cfg := Config{Engine: &Engine{command: "docker"}, Paths: config.Paths{RuntimeDir: dir}}
+	r := &run{Config: cfg, plan: testPlan(t, cfg)}
+	_, err = r.startNetwork(t.Context())
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.HasSuffix(e.Message, "-network: Error response from daemon: no such device") {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("interrupted"))
+	fakeDocker(t, `case $1 in run) sleep 1; exit 0;; esac`)
+	if _, err = r.startNetwork(ctx); err == nil || err.Error() != "interrupted" {
+		t.Error(err)
+	}
+}
+
 // A `docker run` can return while its container still runs, for example by the detach keys.
 func TestReleasedWaitsBrieflyForTheReportOfTheProgramsEnd(t *testing.T) {
 	returned := func(script string) *run {
 		t.Helper()
-		cmd := exec.Command("sh", "-c", script)
-		r := &run{}
-		c, err := r.command("kubevpn-0123456789-web", cmd, func() {})
-		if err != nil {
+		c := &child{cmd: exec.Command("sh", "-c", script), remote: &sandbox.Remote{}}
+		if err := c.begin(); err != nil {
 			t.Fatal(err)
 		}
 		<-c.done
-		r.chosen = &running{child: c, container: "web", remote: &sandbox.Remote{}}
-		return r
+		return &run{chosen: &running{child: c, container: "web"}}
 	}
 	for script, want := range map[string]string{"exit 0": "detach keys", "kill -9 $$": "signal: killed"} {
 		r := returned(script)
