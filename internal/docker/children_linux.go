@@ -3,6 +3,7 @@ package docker
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -233,7 +234,8 @@ func (r *run) start(ctx context.Context, n int) (*running, error) {
 	limited, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	if err := one.remote.Run(limited, r.programs[c.name]); err != nil {
-		return nil, r.abandon(one, c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil))
+		err = c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil)
+		return nil, r.abandon(one, cmp.Or(context.Cause(ctx), err))
 	}
 	return &running{child: one, container: c.name, ended: one.remote.Done()}, nil
 }

@@ -105,7 +105,7 @@ type run struct {
 	background sync.WaitGroup     // all goroutines of the run
 	stop       context.CancelFunc // ends Connect
 	ignore     context.CancelFunc // ends the watch of other containers and the updates of volumes
-	lost       chan error         // receives the result of Connect
+	lost       error              // the result of Connect; may be read once background is done
 	output     sync.Mutex         // held while a line of another container is written
 	programs   map[string]subreaper.Program
 	mounts     map[string][]podenv.Mount
@@ -114,9 +114,9 @@ type run struct {
 }
 
 func (r *run) run(ctx context.Context) (int, error) {
-	held, stop := context.WithCancel(ctx)
+	held, lose := context.WithCancelCause(ctx)
 	watched, ignore := context.WithCancel(ctx)
-	r.stop, r.ignore, r.lost = stop, ignore, make(chan error, 1)
+	r.stop, r.ignore = func() { lose(nil) }, ignore
 	if err := r.read(ctx); err != nil {
 		return 0, err
 	}
@@ -132,18 +132,18 @@ func (r *run) run(ctx context.Context) (int, error) {
 		}
 	}
 	r.Step(starting, true)
-	if err := r.connect(held); err != nil {
+	if err := r.connect(held, lose); err != nil {
 		return 0, err
 	}
 	for n := range r.plan.containers[:len(r.plan.containers)-1] {
-		one, err := r.start(ctx, n)
+		one, err := r.start(held, n)
 		if err != nil {
 			return 0, err
 		}
 		r.others = append(r.others, one)
 		r.background.Go(func() { r.watch(watched, one) })
 	}
-	return r.work(ctx, watched)
+	return r.work(held, watched)
 }
 
 // read reads environments and volumes of the containers, and warns about missing items.
@@ -179,42 +179,34 @@ func (r *run) read(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// connect connects the network, and returns when programs may use it.
-func (r *run) connect(held context.Context) error {
+// connect connects the network, and returns when programs may use it. The end of the connection ends held.
+func (r *run) connect(held context.Context, lose context.CancelCauseFunc) error {
 	ready := make(chan struct{})
-	var once sync.Once
 	r.background.Go(func() {
-		err := r.Connect(held, r.network.remote, func() { once.Do(func() { close(ready) }) })
-		if err == nil && held.Err() == nil {
-			err = errors.New("the connection to the cluster has ended")
-		}
-		r.lost <- err
+		r.lost = r.Connect(held, r.network.remote, sync.OnceFunc(func() { close(ready) }))
+		lose(cmp.Or(r.lost, errors.New("the connection to the cluster has ended")))
 	})
 	select {
 	case <-ready:
 		return nil
-	case err := <-r.lost:
-		r.lost <- err // end takes it
-		if err == nil {
-			err = context.Cause(held)
-		}
-		return err
+	case <-held.Done():
+		return context.Cause(held)
 	case <-r.network.remote.Done():
 		return r.network.gone()
 	}
 }
 
-// work runs the main container. It updates volumes until watched ends.
-func (r *run) work(ctx, watched context.Context) (int, error) {
+// work runs the main container while the connection holds. It updates volumes until watched ends.
+func (r *run) work(held, watched context.Context) (int, error) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, append(sandbox.Signals(), unix.SIGTSTP, unix.SIGCONT)...)
 	defer signal.Stop(signals)
 	if !r.Begin() {
-		<-ctx.Done()
-		return 0, context.Cause(ctx)
+		<-held.Done()
+		return 0, context.Cause(held)
 	}
 	var err error
-	if r.chosen, err = r.start(ctx, len(r.plan.containers)-1); err != nil {
+	if r.chosen, err = r.start(held, len(r.plan.containers)-1); err != nil {
 		return 0, err
 	}
 	r.background.Go(func() { podenv.Follow(watched, r.fresh) })
@@ -229,12 +221,8 @@ func (r *run) work(ctx, watched context.Context) (int, error) {
 			if s == unix.SIGTSTP { // Ctrl-Z stops this process, too, until the shell continues it
 				_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // never fails for this process itself
 			}
-		case err := <-r.lost:
-			r.lost <- err
-			if err == nil {
-				err = context.Cause(ctx)
-			}
-			return 0, err
+		case <-held.Done():
+			return 0, context.Cause(held)
 		case <-r.network.remote.Done():
 			return 0, r.network.gone()
 		}
@@ -301,11 +289,7 @@ func (r *run) end() (err error) {
 	}
 	r.stop()
 	r.background.Wait()
-	select {
-	case gone := <-r.lost:
-		err = errors.Join(err, gone)
-	default:
-	}
+	err = errors.Join(err, r.lost)
 	if r.network != nil {
 		r.network.close()
 		err = errors.Join(err, r.removed(r.network.child))
