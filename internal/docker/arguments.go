@@ -19,41 +19,71 @@ type Arguments struct {
 	TTY          bool
 }
 
-// switches are the flags of `docker run` that take no value; all others do.
-var switches = []string{
-	"d", "detach", "disable-content-trust", "help", "i", "init", "interactive", "no-healthcheck", "oom-kill-disable",
-	"P", "privileged",
-	"publish-all", "q", "quiet", "read-only", "rm", "sig-proxy", "t", "tty", "use-api-socket",
+// flag is a flag of `docker run`.
+type flag struct {
+	name, short string
+	takesValue  bool
+	refusedWhy  string // empty: it is supported
 }
 
-// refused maps flags that are not supported to the reason.
-var refused = map[string]string{
-	"detach":     "the container ends with this command",
-	"restart":    "the container ends with this command",
-	"name":       "kubevpn finds its containers by their names",
-	"env":        "use `kubevpn dev --env NAME=VALUE`, which keeps the value out of the engine's configuration",
-	"env-file":   "use `kubevpn dev --env-file FILE`, which keeps the values out of the engine's configuration",
-	"hostname":   "the container gets the pod's host name",
-	"domainname": "the container gets the pod's host name",
-	"uts":        "the container gets the pod's host name",
-	"sig-proxy":  "`kubevpn dev` forwards signals itself",
-	"help":       "`docker run --help` lists the flags",
+// flags are those that take no value, those with a short name that kubevpn handles itself, and those that are not
+// supported. An unknown flag is assumed to take a value, and docker gets it unchanged.
+var flags = []flag{
+	{"detach", "d", false, whyEnds},
+	{"disable-content-trust", "", false, ""},
+	{"help", "", false, "`docker run --help` lists the flags"},
+	{"init", "", false, ""},
+	{"interactive", "i", false, ""},
+	{"no-healthcheck", "", false, ""},
+	{"oom-kill-disable", "", false, ""},
+	{"privileged", "", false, ""},
+	{"publish-all", "P", false, whyPorts},
+	{"quiet", "q", false, ""},
+	{"read-only", "", false, ""},
+	{"rm", "", false, ""},
+	{"sig-proxy", "", false, "`kubevpn dev` forwards signals itself"},
+	{"tty", "t", false, ""},
+	{"use-api-socket", "", false, ""},
 
-	"network": whyNetwork, "net": whyNetwork, "network-alias": whyNetwork, "net-alias": whyNetwork, "link": whyNetwork,
-	"link-local-ip": whyNetwork,
-	"ip":            whyNetwork, "ip6": whyNetwork, "mac-address": whyNetwork, "dns": whyNetwork,
-	"dns-search": whyNetwork, "dns-option": whyNetwork, "dns-opt": whyNetwork,
-	"expose": whyPorts, "publish-all": whyPorts,
+	{"dns", "", true, whyNetwork},
+	{"dns-opt", "", true, whyNetwork},
+	{"dns-option", "", true, whyNetwork},
+	{"dns-search", "", true, whyNetwork},
+	{"domainname", "", true, whyHostname},
+	{"env", "e", true, "use `kubevpn dev --env NAME=VALUE`, which keeps the value out of the engine's configuration"},
+	{"env-file", "", true,
+		"use `kubevpn dev --env-file FILE`, which keeps the values out of the engine's configuration"},
+	{"expose", "", true, whyPorts},
+	{"hostname", "h", true, whyHostname},
+	{"ip", "", true, whyNetwork},
+	{"ip6", "", true, whyNetwork},
+	{"link", "", true, whyNetwork},
+	{"link-local-ip", "", true, whyNetwork},
+	{"mac-address", "", true, whyNetwork},
+	{"name", "", true, "kubevpn finds its containers by their names"},
+	{"net", "", true, whyNetwork},
+	{"net-alias", "", true, whyNetwork},
+	{"network", "", true, whyNetwork},
+	{"network-alias", "", true, whyNetwork},
+	{"publish", "p", true, ""},
+	{"restart", "", true, whyEnds},
+	{"uts", "", true, whyHostname},
 }
 
 const (
-	whyNetwork = "the container uses the network and the DNS of the cluster"
-	whyPorts   = "publish each port with -p 8080:80"
+	whyEnds     = "the container ends with this command"
+	whyHostname = "the container gets the pod's host name"
+	whyNetwork  = "the container uses the network and the DNS of the cluster"
+	whyPorts    = "publish each port with -p 8080:80"
 )
 
-// long maps letters to the names of flags that add handles.
-var long = map[string]string{
-	"d": "detach", "e": "env", "h": "hostname", "i": "interactive", "p": "publish", "P": "publish-all", "t": "tty",
+// flagNamed returns the flag with a name or a short name.
+func flagNamed(name string) flag {
+	n := slices.IndexFunc(flags, func(f flag) bool { return f.name == name || f.short != "" && f.short == name })
+	if n < 0 {
+		return flag{name: name, takesValue: true}
+	}
+	return flags[n]
 }
 
 // ParseArguments parses the flags after --. Errors are *api.Error.
@@ -72,23 +102,20 @@ func ParseArguments(args []string) (Arguments, error) {
 			// Letters: -it, -p80:80, -p=80:80, -p 80:80.
 			letter, rest := word[1:2], word[2:]
 			name, value, valued = letter, strings.TrimPrefix(rest, "="), rest != ""
-			if slices.Contains(switches, letter) && rest != "" && rest[0] != '=' {
+			if !flagNamed(letter).takesValue && rest != "" && rest[0] != '=' {
 				args = slices.Insert(slices.Clone(args), 0, "-"+rest)
 				word, value, valued = "-"+letter, "", false
 			}
 		}
-		whole := []string{word}
-		if !valued && !slices.Contains(switches, name) {
+		f, whole := flagNamed(name), []string{word}
+		if !valued && f.takesValue {
 			if len(args) == 0 {
 				return a, api.Errorf(api.ExitUsage, "%s of `docker run` needs a value", word)
 			}
 			value, args = args[0], args[1:]
 			whole = append(whole, value)
 		}
-		if full := long[name]; full != "" {
-			name = full
-		}
-		if err := a.add(name, value, whole); err != nil {
+		if err := a.add(f, value, whole); err != nil {
 			return a, err
 		}
 	}
@@ -96,18 +123,18 @@ func ParseArguments(args []string) (Arguments, error) {
 }
 
 // add adds one flag. whole is the flag as the user wrote it.
-func (a *Arguments) add(name, value string, whole []string) error {
-	if why, no := refused[name]; no {
-		return api.Errorf(api.ExitUsage, "`docker run` flag %s is not supported: %s", whole[0], why)
+func (a *Arguments) add(f flag, value string, whole []string) error {
+	if f.refusedWhy != "" {
+		return api.Errorf(api.ExitUsage, "`docker run` flag %s is not supported: %s", whole[0], f.refusedWhy)
 	}
 	on := true
-	if slices.Contains(switches, name) && value != "" {
+	if !f.takesValue && value != "" {
 		var err error
 		if on, err = strconv.ParseBool(value); err != nil {
 			return api.Errorf(api.ExitUsage, "%s of `docker run`: %q is neither true nor false", whole[0], value)
 		}
 	}
-	switch name {
+	switch f.name {
 	case "rm", "init": // every container has them
 	case "interactive":
 		a.Interactive = on

@@ -30,14 +30,14 @@ const answerTimeout = time.Minute
 
 // child is a `docker run` command, which waits for the end of its container.
 type child struct {
-	name   string // of the container in the engine
-	cmd    *exec.Cmd
-	done   chan struct{}   // closed when the command has ended: normally the engine has removed the container then
-	err    error           // of the command; valid once done is closed
-	left   bool            // the command has ended, but its container still runs
-	stderr bytes.Buffer    // of the command, if it goes nowhere else; may be read once done is closed
-	output sync.WaitGroup  // copies the output of the command
-	remote *sandbox.Remote // the first process of the container; nil: it has not connected
+	name     string // of the container in the engine
+	cmd      *exec.Cmd
+	done     chan struct{}   // closed when the command has ended: normally the engine has removed the container then
+	err      error           // of the command; valid once done is closed
+	detached bool            // the command has ended, but its container still runs
+	stderr   bytes.Buffer    // of the command, if it goes nowhere else; may be read once done is closed
+	copying  sync.WaitGroup  // of the output of the command
+	remote   *sandbox.Remote // the first process of the container; nil: it has not connected
 }
 
 // launch runs a container, and returns when its first process is ready. args returns the arguments of docker for the
@@ -84,7 +84,7 @@ func (c *child) begin() error {
 	c.done = make(chan struct{})
 	go func() {
 		defer close(c.done)
-		c.output.Wait() // Wait closes the pipes
+		c.copying.Wait() // Wait closes the pipes
 		c.err = c.cmd.Wait()
 	}()
 	return nil
@@ -136,7 +136,7 @@ func (r *run) removed(c *child) error {
 			return false
 		}
 	}
-	if wait(removeTimeout) && !c.left && c.cmd.ProcessState.ExitCode() >= 0 { // the command was not killed
+	if wait(removeTimeout) && !c.detached && c.cmd.ProcessState.ExitCode() >= 0 { // the command was not killed
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout) // the run's own has ended
@@ -204,7 +204,7 @@ func (n *network) gone() error {
 // show writes a volume, which the containers see at once.
 func (r *run) show(ctx context.Context, v podenv.Volume) error {
 	owned := owned(r.plan.pod, v)
-	owned.Dirs = r.points[v.Name]
+	owned.Dirs = r.content.points[v.Name]
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	if err := r.network.remote.Update(ctx, owned); err != nil {
@@ -233,7 +233,7 @@ func (r *run) start(ctx context.Context, n int) (*running, error) {
 	}
 	limited, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	if err := one.remote.Run(limited, r.programs[c.name]); err != nil {
+	if err := one.remote.Run(limited, r.content.programs[c.name]); err != nil {
 		err = c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil)
 		return nil, r.abandon(one, cmp.Or(context.Cause(ctx), err))
 	}
@@ -255,8 +255,8 @@ func (r *run) connectStreams(c container, one *child) error {
 	if err != nil {
 		return err
 	}
-	one.output.Go(func() { r.prefix(c.name, out, r.Stdout) })
-	one.output.Go(func() { r.prefix(c.name, errout, r.Stderr) })
+	one.copying.Go(func() { r.prefix(c.name, out, r.Stdout) })
+	one.copying.Go(func() { r.prefix(c.name, errout, r.Stderr) })
 	return nil
 }
 
@@ -294,10 +294,10 @@ func (c container) notStarted(err error, byUser bool) error {
 		code = api.ExitUsage
 	}
 	e := api.Errorf(code, "container %s (image %s): %w", c.name, c.image, err)
-	if errors.Is(err, syscall.ENOEXEC) && c.of.Architecture != runtime.GOARCH {
+	if errors.Is(err, syscall.ENOEXEC) && c.imageInfo.Architecture != runtime.GOARCH {
 		e = e.WithHint("the image is for %s, and this machine is %s: choose another image with --image, or "+
 			"install an emulator (Debian: sudo apt install qemu-user-static)",
-			c.of.Architecture, runtime.GOARCH)
+			c.imageInfo.Architecture, runtime.GOARCH)
 	}
 	return e
 }
@@ -307,7 +307,7 @@ func (r *run) resolve(ctx context.Context, c container) []mount {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	var all []mount
-	for _, m := range r.mounts[c.name] {
+	for _, m := range r.content.mounts[c.name] {
 		if !mountable(m.Path) {
 			r.Warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
 			continue
@@ -338,8 +338,8 @@ func (r *run) resolve(ctx context.Context, c container) []mount {
 // writer returns another container of this run that can replace a directory above m's subPath at any time, or "". The
 // container of, which m belongs to, starts only after the engine has made its mounts.
 func (r *run) writer(of string, m podenv.Mount) string {
-	for _, name := range slices.Sorted(maps.Keys(r.mounts)) {
-		if name != of && slices.ContainsFunc(r.mounts[name], func(o podenv.Mount) bool {
+	for _, name := range slices.Sorted(maps.Keys(r.content.mounts)) {
+		if name != of && slices.ContainsFunc(r.content.mounts[name], func(o podenv.Mount) bool {
 			above := o.SubPath == "" && m.SubPath != "" || strings.HasPrefix(m.SubPath, o.SubPath+"/")
 			return o.Volume == m.Volume && !o.ReadOnly && above
 		}) {

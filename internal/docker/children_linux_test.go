@@ -20,7 +20,7 @@ func TestNotStartedNamesTheArchitectureOfAForeignImage(t *testing.T) {
 	c := container{name: "web", image: "app:1"}
 	failed := fmt.Errorf("starting /app: %w", syscall.ENOEXEC)
 	for architecture, want := range map[string]bool{"s390x": true, runtime.GOARCH: false} {
-		c.of.Architecture = architecture
+		c.imageInfo.Architecture = architecture
 		e := api.AsError(c.notStarted(failed, false))
 		if strings.Contains(e.Hint, architecture) != want || !strings.Contains(e.Message, "exec format error") {
 			t.Errorf("%s: %s\n%s", architecture, e.Message, e.Hint)
@@ -78,7 +78,7 @@ func TestResolveOmitsASubPathBelowAnotherContainersMount(t *testing.T) {
 	var warned []string
 	web := podenv.Mount{Path: "/cache", Volume: "scratch", SubPath: "a"}
 	r := &run{Config: Config{Warn: func(s string) { warned = append(warned, s) }},
-		mounts: map[string][]podenv.Mount{"web": {web}, "log": {{Path: "/scratch", Volume: "scratch"}}}}
+		content: content{mounts: map[string][]podenv.Mount{"web": {web}, "log": {{Path: "/scratch", Volume: "scratch"}}}}}
 	if mounts := r.resolve(t.Context(), container{name: "web"}); len(mounts) != 0 {
 		t.Errorf("mounted: %+v", mounts)
 	}
@@ -103,13 +103,13 @@ func TestWriterFindsContainersThatWriteAboveASubPath(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			web := podenv.Mount{Volume: "scratch", SubPath: "a/b"}
-			r := &run{mounts: map[string][]podenv.Mount{"web": {web}, "log": {tt.log}}}
+			r := &run{content: content{mounts: map[string][]podenv.Mount{"web": {web}, "log": {tt.log}}}}
 			if got := r.writer("web", web); got != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
 		})
 	}
-	r := &run{mounts: map[string][]podenv.Mount{"web": {{Volume: "scratch"}}}}
+	r := &run{content: content{mounts: map[string][]podenv.Mount{"web": {{Volume: "scratch"}}}}}
 	if got := r.writer("log", podenv.Mount{Volume: "scratch"}); got != "" {
 		t.Errorf("a mount without a subPath has the writer %s", got)
 	}

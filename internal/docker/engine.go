@@ -199,15 +199,15 @@ func (e *Engine) inspect(ctx context.Context, ref string) (i image, err error) {
 	return i, err
 }
 
-// image inspects an image. It pulls a missing image and, if now is set, also one that exists locally; if that fails, it
-// warns and uses the local one. The output of a pull goes to progress.
-func (e *Engine) image(ctx context.Context, ref string, now bool, progress func() io.Writer,
+// image inspects an image. It pulls a missing image and, with alwaysPull, also one that exists locally; if that fails,
+// it warns and uses the local one. The output of a pull goes to progress.
+func (e *Engine) image(ctx context.Context, ref string, alwaysPull bool, progress func() io.Writer,
 	warn func(string)) (image, error) {
 	i, err := e.inspect(ctx, ref)
 	switch {
 	case ctx.Err() != nil:
 		return i, context.Cause(ctx)
-	case err == nil && !now:
+	case err == nil && !alwaysPull:
 		return i, nil
 	case err != nil && !strings.Contains(strings.ToLower(err.Error()), "no such image"):
 		return i, api.Errorf(api.ExitEngine, "cannot inspect the image %s: %w", ref, err)

@@ -24,12 +24,12 @@ const label = "kubevpn.dev"
 
 // container is a container of the pod that the run includes.
 type container struct {
-	spec   *corev1.Container
-	name   string
-	image  string // reference
-	now    bool   // pull it even if it exists locally
-	of     image
-	chosen bool // the main container
+	spec       *corev1.Container
+	name       string
+	image      string // reference
+	alwaysPull bool   // even if it exists locally
+	imageInfo  image
+	chosen     bool // the main container
 }
 
 // plan describes a run before it starts anything.
@@ -50,12 +50,12 @@ func choose(pod *corev1.Pod, name string, alone bool, image string) ([]container
 	var all []container
 	var chosen *container
 	add := func(c *corev1.Container) {
-		one := container{spec: c, name: c.Name, image: c.Image, now: c.ImagePullPolicy == corev1.PullAlways,
+		one := container{spec: c, name: c.Name, image: c.Image, alwaysPull: c.ImagePullPolicy == corev1.PullAlways,
 			chosen: c.Name == name}
 		switch {
 		case one.chosen:
 			if image != "" {
-				one.image, one.now = image, false // the user may have just built it
+				one.image, one.alwaysPull = image, false // the user may have just built it
 			}
 			chosen = &one
 		case !alone:
@@ -86,7 +86,7 @@ func (c container) ofImage(v podenv.Variable) bool {
 		return true
 	}
 	has := func(e string) bool { return strings.HasPrefix(e, v.Name+"=") }
-	return c.image != c.spec.Image && slices.ContainsFunc(c.of.Config.Env, has)
+	return c.image != c.spec.Image && slices.ContainsFunc(c.imageInfo.Config.Env, has)
 }
 
 func isSidecar(c *corev1.Container) bool {
@@ -258,7 +258,7 @@ func (p *plan) security(c container) []string {
 	var args []string
 	s := effective(p.pod, c.spec)
 	if s.RunAsUser != nil || s.RunAsGroup != nil {
-		user, _, _ := strings.Cut(c.of.Config.User, ":")
+		user, _, _ := strings.Cut(c.imageInfo.Config.User, ":")
 		if s.RunAsUser != nil {
 			user = strconv.FormatInt(*s.RunAsUser, 10)
 		}
@@ -328,8 +328,9 @@ func (p *plan) leftOut(c container) []string {
 // program returns the program that PID 1 of a container starts.
 func (p *plan) program(c container, variables []podenv.Variable) (subreaper.Program, error) {
 	command, args := podenv.Command(c.spec, variables)
-	out := subreaper.Program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd),
-		Env: slices.Clone(c.of.Config.Env)}
+	image := c.imageInfo.Config
+	out := subreaper.Program{Args: podenv.Program(command, args, image.Entrypoint, image.Cmd),
+		Env: slices.Clone(image.Env)}
 	for _, v := range variables {
 		if !c.ofImage(v) {
 			out.Env = append(out.Env, v.Name+"="+v.Value)

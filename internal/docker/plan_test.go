@@ -96,8 +96,8 @@ func TestChoosePullsWhatTheKubeletPulls(t *testing.T) {
 			t.Fatal(err)
 		}
 		for n, c := range all {
-			if c.now != want[n] {
-				t.Errorf("with --image %q: container %s: %v", image, c.name, c.now)
+			if c.alwaysPull != want[n] {
+				t.Errorf("with --image %q: container %s: %v", image, c.name, c.alwaysPull)
 			}
 		}
 	}
@@ -129,7 +129,7 @@ func TestRunArgumentsMatchThePod(t *testing.T) {
 	p.containers[1].spec.SecurityContext = &corev1.SecurityContext{RunAsGroup: pointer(int64(7))}
 	p.pod.Spec.SecurityContext = nil
 	for image, want := range map[string]string{"": "0:7", "app": "app:7", "1000:1000": "1000:7"} {
-		p.containers[1].of.Config.User = image
+		p.containers[1].imageInfo.Config.User = image
 		other = p.run("/run/x", 1, nil)
 		if user := other[slices.Index(other, "--user")+1]; user != want {
 			t.Errorf("a group alone, with an image whose user is %q: %s, want %s", image, user, want)
@@ -158,8 +158,8 @@ func TestNetworkArgumentsMatchThePod(t *testing.T) {
 func TestProgramIsThatOfTheContainerOrTheImage(t *testing.T) {
 	p := testPlan(t, Config{Env: []string{"NAME=mine"}})
 	web, log := p.containers[2], p.containers[1]
-	log.of.Config.Entrypoint, log.of.Config.Cmd = []string{"/log"}, []string{"-image"}
-	web.of.Config.Env = []string{"PATH=/image", "NAME=image"}
+	log.imageInfo.Config.Entrypoint, log.imageInfo.Config.Cmd = []string{"/log"}, []string{"-image"}
+	web.imageInfo.Config.Env = []string{"PATH=/image", "NAME=image"}
 	got, err := p.program(web, []podenv.Variable{{Name: "NAME", Value: "pod"}})
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +175,7 @@ func TestProgramIsThatOfTheContainerOrTheImage(t *testing.T) {
 	if got, err = p.program(log, nil); err != nil || !slices.Equal(got.Args, []string{"/log", "-image"}) {
 		t.Errorf("the image's: %q, %v", got.Args, err)
 	}
-	log.of.Config.Entrypoint, log.of.Config.Cmd = nil, nil
+	log.imageInfo.Config.Entrypoint, log.imageInfo.Config.Cmd = nil, nil
 	if _, err = p.program(log, nil); err == nil {
 		t.Error("nothing to run is no error")
 	}
@@ -207,12 +207,12 @@ func TestProgramUsesVariablesOfThePodThatTheAPILacks(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			p := testPlan(t, Config{Image: tt.image})
 			web := p.containers[2]
-			web.of.Config.Env = []string{"PATH=/image", "VERSION=1"}
+			web.imageInfo.Config.Env = []string{"PATH=/image", "VERSION=1"}
 			got, err := p.program(web, seen(tt.unread))
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := slices.Clone(web.of.Config.Env)
+			want := slices.Clone(web.imageInfo.Config.Env)
 			for _, name := range tt.want {
 				want = append(want, name+"="+map[bool]string{true: "read", false: "seen"}[name == "KEY"])
 			}

@@ -86,7 +86,7 @@ func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	}
 	for n := range p.containers {
 		c := &p.containers[n]
-		if c.of, err = cfg.Engine.image(ctx, c.image, c.now, cfg.Pull, cfg.Warn); err != nil {
+		if c.imageInfo, err = cfg.Engine.image(ctx, c.image, c.alwaysPull, cfg.Pull, cfg.Warn); err != nil {
 			return nil, err
 		}
 	}
@@ -96,37 +96,42 @@ func prepare(ctx context.Context, cfg Config) (*plan, error) {
 // run is one run of a pod's containers.
 type run struct {
 	Config
-	plan *plan
+	plan    *plan
+	content content
 
 	network *network
 	others  []*running
 	chosen  *running
 
-	background sync.WaitGroup     // all goroutines of the run
-	stop       context.CancelFunc // ends Connect
-	ignore     context.CancelFunc // ends the watch of other containers and the updates of volumes
-	lost       error              // the result of Connect; may be read once background is done
-	output     sync.Mutex         // held while a line of another container is written
-	programs   map[string]subreaper.Program
-	mounts     map[string][]podenv.Mount
-	points     map[string][]string // mount points within volumes, by volume
-	fresh      podenv.Following
+	background   sync.WaitGroup     // all goroutines of the run
+	stop         context.CancelFunc // ends Connect
+	stopWatching context.CancelFunc // ends the watch of other containers and the updates of volumes
+	lost         error              // the result of Connect; may be read once background is done
+	output       sync.Mutex         // held while a line of another container is written
+}
+
+// content is what the containers get from the pod.
+type content struct {
+	programs map[string]subreaper.Program // by container
+	mounts   map[string][]podenv.Mount    // by container
+	points   map[string][]string          // mount points within volumes, by volume
+	fresh    podenv.Following             // the volumes, and what keeps them up to date
 }
 
 func (r *run) run(ctx context.Context) (int, error) {
 	held, lose := context.WithCancelCause(ctx)
-	watched, ignore := context.WithCancel(ctx)
-	r.stop, r.ignore = func() { lose(nil) }, ignore
-	if err := r.read(ctx); err != nil {
+	watched, stopWatching := context.WithCancel(ctx)
+	r.stop, r.stopWatching = func() { lose(nil) }, stopWatching
+	var err error
+	if r.content, err = r.read(ctx); err != nil {
 		return 0, err
 	}
 	const starting = "Starting the containers"
 	r.Step(starting, false)
-	var err error
 	if r.network, err = r.startNetwork(ctx); err != nil {
 		return 0, err
 	}
-	for _, v := range r.fresh.Volumes {
+	for _, v := range r.content.fresh.Volumes {
 		if err := r.show(ctx, v); err != nil {
 			return 0, err
 		}
@@ -147,8 +152,8 @@ func (r *run) run(ctx context.Context) (int, error) {
 }
 
 // read reads environments and volumes of the containers, and warns about missing items.
-func (r *run) read(ctx context.Context) error {
-	r.programs = map[string]subreaper.Program{}
+func (r *run) read(ctx context.Context) (content, error) {
+	got := content{programs: map[string]subreaper.Program{}}
 	warn := func(name string, problems []podenv.Problem) {
 		for _, p := range problems {
 			r.Warn(name + p.Error())
@@ -157,26 +162,26 @@ func (r *run) read(ctx context.Context) error {
 	for _, c := range r.plan.containers {
 		reader, err := podenv.New(r.Kube, r.plan.pod, c.name)
 		if err != nil {
-			return err
+			return got, err
 		}
 		if err := reader.Here(r.Volumes); err != nil {
-			return err
+			return got, err
 		}
-		r.fresh.Readers = append(r.fresh.Readers, reader)
+		got.fresh.Readers = append(got.fresh.Readers, reader)
 		if err := reader.See(ctx, r.Exec); err != nil {
 			r.Logger.Info("cannot read the environment of a container in the pod", "container", c.name, "err", err)
 		}
 		variables, problems := reader.Environment(ctx)
 		warn("container "+c.name+": ", problems)
-		if r.programs[c.name], err = r.plan.program(c, variables); err != nil {
-			return err
+		if got.programs[c.name], err = r.plan.program(c, variables); err != nil {
+			return got, err
 		}
 	}
-	r.mounts, r.fresh.Volumes, r.fresh.Problems = podenv.Volumes(ctx, r.fresh.Readers...)
-	warn("", r.fresh.Problems)
-	r.points = nested(r.mounts)
-	r.fresh.Running, r.fresh.Show, r.fresh.Warn = r.Running, r.show, r.Warn
-	return ctx.Err()
+	got.mounts, got.fresh.Volumes, got.fresh.Problems = podenv.Volumes(ctx, got.fresh.Readers...)
+	warn("", got.fresh.Problems)
+	got.points = nested(got.mounts)
+	got.fresh.Running, got.fresh.Show, got.fresh.Warn = r.Running, r.show, r.Warn
+	return got, ctx.Err()
 }
 
 // connect connects the network, and returns when programs may use it. The end of the connection ends held.
@@ -209,7 +214,7 @@ func (r *run) work(held, watched context.Context) (int, error) {
 	if r.chosen, err = r.start(held, len(r.plan.containers)-1); err != nil {
 		return 0, err
 	}
-	r.background.Go(func() { podenv.Follow(watched, r.fresh) })
+	r.background.Go(func() { podenv.Follow(watched, r.content.fresh) })
 	for {
 		select {
 		case <-r.chosen.ended:
@@ -239,7 +244,7 @@ func (r *run) released() (int, error) {
 		return r.chosen.exit()
 	case <-late.C:
 	}
-	r.chosen.left = true
+	r.chosen.detached = true
 	err := cmp.Or(r.chosen.err, errors.New("the detach keys ended it"))
 	return 0, api.Errorf(api.ExitEngine, "`docker run` ended before its container %s, so kubevpn ended the container: %w",
 		r.chosen.container, err).
@@ -265,7 +270,7 @@ func (r *run) end() (err error) {
 	if s := r.plan.pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		grace = min(grace, time.Duration(*s)*time.Second)
 	}
-	r.ignore()
+	r.stopWatching()
 	if r.chosen != nil {
 		r.chosen.close()
 	}

@@ -43,15 +43,16 @@ func TestReadUsesVariablesOfTheRunningPod(t *testing.T) {
 			},
 		}
 		p := testPlan(t, cfg)
-		p.containers[0].of.Config.Env = []string{"VERSION=1"}
+		p.containers[0].imageInfo.Config.Env = []string{"VERSION=1"}
 		p.containers[0].spec.EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}}}}
 		p.containers[0].spec.Env = []corev1.EnvVar{{Name: "NAME", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
 			LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}, Key: "name"}}}}
 		r := &run{Config: cfg, plan: p}
-		if err := r.read(t.Context()); err != nil {
+		got, err := r.read(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
-		return r.programs["web"].Env, warned
+		return got.programs["web"].Env, warned
 	}
 	env, warned := read(nil)
 	for entry, want := range map[string]bool{"PASSWORD=hunter2": true, "NAME=pod": true, "VERSION=1": true, "HOME=/root": false} {
@@ -107,7 +108,7 @@ func TestReleasedWaitsBrieflyForTheReportOfTheProgramsEnd(t *testing.T) {
 			r.chosen.ended = make(chan struct{})
 			_, err := r.released()
 			var e *api.Error
-			if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, want) || !r.chosen.left {
+			if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, want) || !r.chosen.detached {
 				t.Errorf("%s: %v, want an error with %q", script, err, want)
 			}
 		})
@@ -117,7 +118,7 @@ func TestReleasedWaitsBrieflyForTheReportOfTheProgramsEnd(t *testing.T) {
 		ended := make(chan struct{})
 		r.chosen.ended = ended
 		time.AfterFunc(endReportTimeout/2, func() { close(ended) })
-		if exit, err := r.released(); err != nil || exit != 3 || r.chosen.left {
+		if exit, err := r.released(); err != nil || exit != 3 || r.chosen.detached {
 			t.Errorf("after a late report: %d, %v", exit, err)
 		}
 	})
