@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,67 +76,32 @@ func (i *Ignored) Parse(text string) error {
 	}
 	var path []pattern
 	for rest := text[1:]; rest != ""; {
-		p, after, err := parseStep(rest)
-		if err != nil {
-			return fmt.Errorf("%q: %w", text, err)
+		m := firstStep.FindStringSubmatch(rest)
+		if m == nil {
+			return fmt.Errorf("%q: %q is no name and is no index: write .name, ..name, [*], [0] or [\"name\"]", text,
+				rest)
 		}
-		path, rest = append(path, p), after
+		p := pattern{deep: strings.HasPrefix(rest, "..")}
+		switch step := strings.TrimLeft(m[0], "."); {
+		case step == "*", step == "[*]":
+			p.any = true
+		case m[2] != "":
+			index, err := strconv.ParseUint(m[2], 10, 31)
+			if err != nil {
+				return fmt.Errorf("%q: the index %s is too large", text, m[2])
+			}
+			p.step = element(int(index))
+		default:
+			p.step = member(m[1] + m[3] + m[4])
+		}
+		path, rest = append(path, p), rest[len(m[0]):]
 	}
 	i.paths = append(i.paths, path)
 	return nil
 }
 
-// parseStep parses the first step of a path: .name, ..name, .*, [*], [0], ["name"] or ['name'].
-func parseStep(text string) (p pattern, rest string, err error) {
-	if deep, found := strings.CutPrefix(text, ".."); found {
-		if text = "." + deep; strings.HasPrefix(deep, "[") {
-			text = deep
-		}
-		p.deep = true
-	}
-	switch {
-	case strings.HasPrefix(text, "["):
-		return p.parseBracket(text)
-	case !strings.HasPrefix(text, "."):
-		return p, "", fmt.Errorf("%q does not begin with . or [", text)
-	}
-	end := strings.IndexAny(text[1:], ".[") + 1
-	if end == 0 {
-		end = len(text)
-	}
-	if name := text[1:end]; name == "*" {
-		p.any = true
-	} else if p.step = member(name); name == "" {
-		return p, "", fmt.Errorf("a name is missing at %q", text)
-	}
-	return p, text[end:], nil
-}
-
-func (p pattern) parseBracket(text string) (_ pattern, rest string, err error) {
-	if rest, found := strings.CutPrefix(text, "[*]"); found {
-		p.any = true
-		return p, rest, nil
-	}
-	for _, quote := range []string{`"`, `'`} {
-		quoted, found := strings.CutPrefix(text, "["+quote)
-		if !found {
-			continue
-		}
-		name, rest, found := strings.Cut(quoted, quote+"]")
-		if !found {
-			return p, "", fmt.Errorf("%q has no end", text)
-		}
-		p.step = member(name)
-		return p, rest, nil
-	}
-	number, rest, found := strings.Cut(text[1:], "]")
-	index, err := strconv.ParseUint(number, 10, 31)
-	if !found || err != nil {
-		return p, "", fmt.Errorf("%q is no index: write [*], [0] or [\"name\"]", text)
-	}
-	p.step = element(int(index))
-	return p, rest, nil
-}
+// firstStep matches .name, ..name, .* and, perhaps after .., [*], [0], ["name"] and ['name'].
+var firstStep = regexp.MustCompile(`(?s)^(?:\.\.?([^.[]+)|(?:\.\.)?\[(?:\*|([0-9]+)|"(.*?)"|'(.*?)')\])`)
 
 // header reports whether a header is ignored.
 func (i *Ignored) header(name string) bool { return slices.Contains(i.headers, name) }
