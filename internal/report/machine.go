@@ -114,18 +114,12 @@ func (l *limited) Write(p []byte) (int, error) {
 
 // File returns a part with the end of a file.
 func File(name, about, path string) Part {
-	p := Part{Name: name, About: about}
 	f, err := os.Open(path)
 	if err != nil {
-		p.Err = err
-		return p
+		return Part{Name: name, About: about, Err: err}
 	}
 	defer f.Close()
-	if size, err := f.Seek(0, io.SeekEnd); err == nil {
-		_, err = f.Seek(max(0, size-partMost-1), io.SeekStart)
-		p.Err = err
-	}
-	text, err := io.ReadAll(io.LimitReader(f, partMost+1))
-	p.Text, p.Err = string(text), errors.Join(p.Err, err)
-	return p
+	size, unsized := f.Seek(0, io.SeekEnd)
+	text, err := io.ReadAll(io.NewSectionReader(f, max(0, size-partMost-1), partMost+1))
+	return Part{Name: name, About: about, Text: string(text), Err: errors.Join(unsized, err)}
 }
