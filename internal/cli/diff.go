@@ -383,7 +383,7 @@ func (h *harFile) add(from, to *api.Exchange, all []shadow.Difference) {
 		shown := *e
 		shown.Redacted = slices.Clone(e.Redacted)
 		shown.Redact(h.redact)
-		h.err = cmp.Or(h.err, h.har.AddWith(&shown, strings.Join(texts, "\n")))
+		h.err = cmp.Or(h.err, h.har.Add(&shown, strings.Join(texts, "\n")))
 	}
 }
 

@@ -195,7 +195,7 @@ func (p *recordPrinter) record(r *api.Record) error {
 	}
 	switch p.o.output.value {
 	case "har":
-		return p.har.Add(r.Exchange)
+		return p.har.Add(r.Exchange, "")
 	case "curl":
 		_, err := io.WriteString(p.out, exchanges.Curl(r.Exchange))
 		return err

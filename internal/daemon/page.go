@@ -165,7 +165,7 @@ func (d *daemon) handleHAR(w http.ResponseWriter, r *http.Request) {
 	h := exchanges.NewHAR(&out)
 	var err error
 	for i := range list {
-		err = errors.Join(err, h.Add(&list[i]))
+		err = errors.Join(err, h.Add(&list[i], ""))
 	}
 	if err = errors.Join(err, h.Close("")); err != nil {
 		d.answer(w, http.StatusInternalServerError, api.AsError(err))

@@ -130,7 +130,7 @@ func TestHARHasTheExchange(t *testing.T) {
 	redacted := sample()
 	redacted.Redact([]string{"Cookie", "Set-Cookie"})
 	for _, e := range []*api.Exchange{e, redacted, {Error: "the client gave up"}} {
-		if err := h.Add(e); err != nil {
+		if err := h.Add(e, ""); err != nil {
 			t.Fatal(err)
 		}
 	}

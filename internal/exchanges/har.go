@@ -3,6 +3,7 @@ package exchanges
 import (
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -29,10 +30,6 @@ type (
 	harPair struct {
 		Name  string `json:"name"`
 		Value string `json:"value"`
-	}
-	harCreator struct {
-		Name    string `json:"name"`
-		Version string `json:"version"`
 	}
 	harPost struct {
 		MimeType string `json:"mimeType"`
@@ -92,14 +89,11 @@ type (
 	}
 )
 
-// Add writes an exchange.
-func (h *HAR) Add(e *api.Exchange) error { return h.AddWith(e, "") }
-
-// AddWith writes an exchange with a comment.
-func (h *HAR) AddWith(e *api.Exchange, comment string) error {
-	prefix := ",\n"
+// Add writes an exchange, with a comment unless it is empty.
+func (h *HAR) Add(e *api.Exchange, comment string) error {
+	before := ",\n"
 	if h.entries == 0 {
-		prefix = "{\"log\":{\"version\":\"1.2\",\"creator\":" + creator() + ",\"entries\":[\n"
+		before = harHead() + "\n"
 	}
 	h.entries++
 	entry := newHAREntry(e)
@@ -108,25 +102,16 @@ func (h *HAR) AddWith(e *api.Exchange, comment string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(h.w, prefix+string(text))
+	_, err = io.WriteString(h.w, before+string(text))
 	return err
-}
-
-func creator() string {
-	text, err := json.Marshal(harCreator{"kubevpn", version.String()})
-	if err != nil {
-		panic(err) // two strings
-	}
-	return string(text)
 }
 
 // Close ends the object, with a comment unless it is empty.
 func (h *HAR) Close(comment string) error {
-	text := ""
+	text := "\n]"
 	if h.entries == 0 {
-		text = "{\"log\":{\"version\":\"1.2\",\"creator\":" + creator() + ",\"entries\":["
+		text = harHead() + text
 	}
-	text += "\n]"
 	if comment != "" {
 		quoted, err := json.Marshal(comment)
 		if err != nil {
@@ -136,6 +121,11 @@ func (h *HAR) Close(comment string) error {
 	}
 	_, err := io.WriteString(h.w, text+"}}\n")
 	return err
+}
+
+// harHead returns what is before the entries. A version, which is valid as an image tag, needs no escapes of JSON.
+func harHead() string {
+	return fmt.Sprintf(`{"log":{"version":"1.2","creator":{"name":"kubevpn","version":%q},"entries":[`, version.String())
 }
 
 func newHAREntry(e *api.Exchange) harEntry {

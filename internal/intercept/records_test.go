@@ -231,7 +231,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		exchanges.Curl(&e)
 		h := exchanges.NewHAR(io.Discard)
-		if err := errors.Join(h.Add(&e), h.Close("")); err != nil {
+		if err := errors.Join(h.Add(&e, ""), h.Close("")); err != nil {
 			t.Error(err)
 		}
 	})

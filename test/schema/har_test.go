@@ -45,7 +45,7 @@ func archive(t *testing.T, all ...*api.Exchange) any {
 	var out bytes.Buffer
 	h := exchanges.NewHAR(&out)
 	for _, e := range all {
-		if err := h.AddWith(e, e.Match); err != nil {
+		if err := h.Add(e, e.Match); err != nil {
 			t.Fatal(err)
 		}
 	}
