@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // MatchRule says in which namespaces an intercept must have a match: headers, a path or methods. The zero value
@@ -32,7 +34,7 @@ func parseMatchRule(values []string) (MatchRule, error) {
 			r.All = v == "true"
 			continue
 		}
-		if !isNamespace(namespace) || given && required != "true" && required != "false" {
+		if len(validation.IsDNS1123Label(namespace)) > 0 || given && required != "true" && required != "false" {
 			return r, fmt.Errorf("%q is invalid: must be true, false, NAMESPACE or NAMESPACE=false", v)
 		}
 		if r.Namespaces == nil {
@@ -41,12 +43,6 @@ func parseMatchRule(values []string) (MatchRule, error) {
 		r.Namespaces[namespace] = required != "false"
 	}
 	return r, nil
-}
-
-// isNamespace reports whether s is valid as the name of a namespace (RFC 1123).
-func isNamespace(s string) bool {
-	return s != "" && len(s) <= 63 && strings.Trim(s, "-") == s &&
-		strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
 }
 
 // String returns the values that parseMatchRule parses, separated by commas.

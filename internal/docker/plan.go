@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/podenv"
@@ -90,7 +91,7 @@ func (c container) ofImage(v podenv.Variable) bool {
 }
 
 func isSidecar(c *corev1.Container) bool {
-	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+	return ptr.Deref(c.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
 }
 
 // withoutAgents returns the pod without traffic agents.
@@ -117,7 +118,7 @@ func (p *plan) warnings() []string {
 			warn("ignoring %s: the containers cannot share the node's namespace", what)
 		}
 	}
-	if s.ShareProcessNamespace != nil && *s.ShareProcessNamespace {
+	if ptr.Deref(s.ShareProcessNamespace, false) {
 		warn("ignoring shareProcessNamespace: each container sees only its own processes")
 	}
 	if p.userns {
@@ -137,7 +138,7 @@ func (p *plan) warnings() []string {
 			warn("container %s: omitting %s, which the pod adds and Docker does not grant by default; `%s` adds one",
 				c.name, strings.Join(left, ", "), flags)
 		}
-		if sc := c.spec.SecurityContext; sc != nil && sc.Privileged != nil && *sc.Privileged {
+		if sc := c.spec.SecurityContext; sc != nil && ptr.Deref(sc.Privileged, false) {
 			warn("container %s is privileged in the cluster, but not here; `-- --privileged` makes it privileged",
 				c.name)
 		}
@@ -286,10 +287,10 @@ func (p *plan) security(c container) []string {
 			}
 		}
 	}
-	if s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation {
+	if !ptr.Deref(s.AllowPrivilegeEscalation, true) {
 		args = append(args, "--security-opt", "no-new-privileges")
 	}
-	if s.ReadOnlyRootFilesystem != nil && *s.ReadOnlyRootFilesystem {
+	if ptr.Deref(s.ReadOnlyRootFilesystem, false) {
 		args = append(args, "--read-only")
 	}
 	return args

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/podenv"
 	"kubevpn/pkg/host/sandbox"
@@ -67,10 +68,7 @@ func tokensOf(pod *corev1.Pod, volume string) map[string]fs.FileMode {
 		if v.Name != volume || v.Projected == nil {
 			continue
 		}
-		mode := fs.FileMode(0o644)
-		if m := v.Projected.DefaultMode; m != nil {
-			mode = fs.FileMode(*m) & fs.ModePerm
-		}
+		mode := fs.FileMode(ptr.Deref(v.Projected.DefaultMode, 0o644)) & fs.ModePerm
 		for _, s := range v.Projected.Sources {
 			if s.ServiceAccountToken != nil {
 				tokens[s.ServiceAccountToken.Path] = mode

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"golang.org/x/net/http/httpguts"
+
 	"kubevpn/internal/api"
 )
 
@@ -147,8 +149,8 @@ func headerWords(e *api.Exchange, host string) []string {
 		words = append(words, "--header", "Host: "+e.Request.Host)
 	}
 	for _, name := range slices.Sorted(maps.Keys(h)) {
-		if notRepeated[name] || slices.Contains(missing, name) || !isToken(name) {
-			continue
+		if notRepeated[name] || slices.Contains(missing, name) || !httpguts.ValidHeaderFieldName(name) {
+			continue // curl could read another name as something else, such as a file
 		}
 		for _, value := range h[name] {
 			if value = strings.TrimSpace(api.OneLine(value)); value == "" {
@@ -168,12 +170,6 @@ func headerWords(e *api.Exchange, host string) []string {
 		}
 	}
 	return words
-}
-
-// isToken reports whether s is the name of a header. Otherwise curl could read it as something else, such as a file.
-func isToken(s string) bool {
-	return s != "" && strings.Trim(s,
-		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.!#$%&'*+^`|~") == ""
 }
 
 // quote makes s one word of a shell command. Unlike api.ShellQuote it keeps the lines of a body.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // step is one step of a path into a JSON value.
@@ -16,11 +18,10 @@ type step struct {
 	index int    // of an element; -1: of a member
 }
 
-func member(name string) step    { return step{name, -1} }
-func element(index int) step     { return step{"", index} }
-func (s step) isMember() bool    { return s.index < 0 }
-func plainName(s string) bool    { return s != "" && strings.Trim(s, nameChars) == "" }
-func isHeaderName(s string) bool { return s != "" && strings.Trim(s, nameChars+".!#$%&'*+^`|~") == "" }
+func member(name string) step { return step{name, -1} }
+func element(index int) step  { return step{"", index} }
+func (s step) isMember() bool { return s.index < 0 }
+func plainName(s string) bool { return s != "" && strings.Trim(s, nameChars) == "" }
 
 const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
@@ -65,7 +66,7 @@ const maxPattern = 256
 // ignores all below it.
 func (i *Ignored) Parse(text string) error {
 	if !strings.HasPrefix(text, "$") {
-		if !isHeaderName(text) {
+		if !httpguts.ValidHeaderFieldName(text) {
 			return fmt.Errorf("%q is neither a path such as $.items[*].id nor the name of a header", text)
 		}
 		i.headers = append(i.headers, http.CanonicalHeaderKey(text))
