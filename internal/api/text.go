@@ -1,6 +1,7 @@
 package api
 
 import (
+	"fmt"
 	"strings"
 	"unicode"
 )
@@ -22,6 +23,30 @@ func Clean(s string) string {
 
 // OneLine replaces each run of white space, line ends among them, by one space.
 func OneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// CleanLine makes text of unknown origin one line that is safe to print on a terminal.
+func CleanLine(s string) string { return OneLine(Clean(s)) }
+
+// Count returns text like "1 pod" or "2 pods".
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// Some returns text like "a, b and 3 more", which names at most so many items of a list.
+func Some[T any](list []T, most int) string {
+	var texts []string
+	for _, item := range list[:min(len(list), most)] {
+		texts = append(texts, fmt.Sprint(item))
+	}
+	text := strings.Join(texts, ", ")
+	if more := len(list) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
 
 // ShellQuote makes s one word of a shell command that a user may copy. It removes what Clean removes, and newlines and
 // tabs.

@@ -48,3 +48,20 @@ func FuzzClean(f *testing.F) {
 		}
 	})
 }
+
+func TestSomeNamesTheFirstItems(t *testing.T) {
+	for most, want := range map[int]string{1: "1 and 2 more", 2: "1, 2 and 1 more", 3: "1, 2, 3", 4: "1, 2, 3"} {
+		if got := Some([]int{1, 2, 3}, most); got != want {
+			t.Errorf("%d: %q, want %q", most, got, want)
+		}
+	}
+	if got := Some([]string(nil), 3); got != "" {
+		t.Errorf("of nothing: %q", got)
+	}
+}
+
+func TestCount(t *testing.T) {
+	if got := Count(0, "pod") + ", " + Count(1, "pod") + ", " + Count(2, "pod"); got != "0 pods, 1 pod, 2 pods" {
+		t.Error(got)
+	}
+}

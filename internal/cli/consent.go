@@ -198,19 +198,10 @@ func described(c *api.Consent) string {
 		add("ServiceAccount", m.ServiceAccount)
 		add("namespace UID", m.NamespaceUID)
 	}
-	add("networks", shortened(c.Networks))
+	add("networks", api.Some(c.Networks, maxShown))
 	add("domain", c.Domain)
-	add("extra domains", shortened(c.ExtraDomains))
+	add("extra domains", api.Some(c.ExtraDomains, maxShown))
 	return b.String()
-}
-
-// shortened joins a list that the cluster states.
-func shortened[T any](list []T) string {
-	text := join(list[:min(len(list), maxShown)])
-	if left := len(list) - maxShown; left > 0 {
-		text += fmt.Sprintf(" and %d more", left)
-	}
-	return text
 }
 
 // printable returns text of the cluster as one line, without escape sequences.

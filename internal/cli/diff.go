@@ -236,7 +236,7 @@ func (d *diffRun) record(r *api.Record) error {
 	}
 	if r.Pods > 0 {
 		d.o.app.note("comparing the answers of %s in %s with those of this machine; Ctrl-C ends", d.intercept.Workload,
-			counted(r.Pods, "pod"))
+			api.Count(r.Pods, "pod"))
 	}
 	if r.Exchange != nil {
 		d.comparer.Offer(r.Exchange)
@@ -262,7 +262,7 @@ func (d *diffRun) progress(ctx context.Context) {
 		case <-ticker.C:
 			requests, differ := d.results.Counts()
 			if requests != last {
-				d.o.app.note("%s, %d differ", counted(requests, "request"), differ)
+				d.o.app.note("%s, %d differ", api.Count(requests, "request"), differ)
 			}
 			last = requests
 		case <-ctx.Done():
@@ -314,26 +314,26 @@ func groupText(g api.DiffGroup) string {
 func diffText(r *api.Diff) string {
 	var b strings.Builder
 	if r.Differ == 0 {
-		fmt.Fprintf(&b, "%s, none differ\n", counted(r.Requests, "request"))
+		fmt.Fprintf(&b, "%s, none differ\n", api.Count(r.Requests, "request"))
 	} else {
-		fmt.Fprintf(&b, "%s, %d differ:\n", counted(r.Requests, "request"), r.Differ)
+		fmt.Fprintf(&b, "%s, %d differ:\n", api.Count(r.Requests, "request"), r.Differ)
 	}
 	width := len(fmt.Sprint(r.Differ))
 	for _, g := range r.Differences {
 		fmt.Fprintf(&b, "  %*d  %s\n", width, g.Requests, groupText(g))
 	}
 	for _, i := range r.Ignored {
-		fmt.Fprintf(&b, "ignored: %s: %s (%s)\n", printable(i.Route+": "+i.Where), i.Reason, counted(i.Times, "time"))
+		fmt.Fprintf(&b, "ignored: %s: %s (%s)\n", printable(i.Route+": "+i.Where), i.Reason, api.Count(i.Times, "time"))
 	}
 	for _, s := range r.NotCompared {
 		hint := ""
 		if s.Reason == shadow.NotSafe {
 			hint = "; --unsafe sends them, too"
 		}
-		fmt.Fprintf(&b, "not compared: %s: %s%s\n", counted(s.Requests, "request"), s.Reason, hint)
+		fmt.Fprintf(&b, "not compared: %s: %s%s\n", api.Count(s.Requests, "request"), s.Reason, hint)
 	}
 	if r.Incomplete > 0 {
-		fmt.Fprintf(&b, "compared in part: %s with a body longer than --body\n", counted(r.Incomplete, "request"))
+		fmt.Fprintf(&b, "compared in part: %s with a body longer than --body\n", api.Count(r.Incomplete, "request"))
 	}
 	if r.Dropped > 0 {
 		fmt.Fprintf(&b, "dropped: %d requests; there were too many at a time\n", r.Dropped)

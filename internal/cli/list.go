@@ -171,7 +171,7 @@ func (o *listOptions) print(w io.Writer, list api.WorkloadList) error {
 // oneLines makes text of the cluster fit the cells of a table.
 func oneLines(cells []string) []string {
 	for n, cell := range cells {
-		cells[n] = dash(api.OneLine(api.Clean(cell)))
+		cells[n] = dash(api.CleanLine(cell))
 	}
 	return cells
 }

@@ -188,7 +188,7 @@ func (p *recordPrinter) record(r *api.Record) error {
 		p.o.app.note("! %s", api.OneLine(r.Warning))
 	}
 	if r.Pods > 0 {
-		p.o.app.note("recording the requests of %s in %s; Ctrl-C ends", p.o.req.Workload, counted(r.Pods, "pod"))
+		p.o.app.note("recording the requests of %s in %s; Ctrl-C ends", p.o.req.Workload, api.Count(r.Pods, "pod"))
 	}
 	if r.Exchange == nil {
 		return nil
@@ -201,14 +201,6 @@ func (p *recordPrinter) record(r *api.Record) error {
 		return err
 	}
 	return p.text(r.Exchange)
-}
-
-// counted returns "1 pod" or "2 pods".
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // close ends the output.

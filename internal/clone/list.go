@@ -26,14 +26,13 @@ type Listed struct {
 // it returns the clones that it found before.
 func List(ctx context.Context, kube kubernetes.Interface, namespace string) (found []Listed, err error) {
 	all, err := jobs(ctx, kube, namespace)
-	clean := func(s string) string { return api.OneLine(api.Clean(s)) }
 	for _, j := range all {
 		in, workload, ok := strings.Cut(j.Annotations[annotationWorkload], "/")
-		if !ok || j.DeletionTimestamp != nil || namespace != metav1.NamespaceAll && clean(in) != namespace {
+		if !ok || j.DeletionTimestamp != nil || namespace != metav1.NamespaceAll && api.CleanLine(in) != namespace {
 			continue
 		}
-		found = append(found, Listed{Namespace: clean(in), Workload: clean(workload), Holder: api.Holder{
-			Owner: clean(j.Annotations[annotationOwner]), Name: j.Name, Namespace: j.Namespace,
+		found = append(found, Listed{Namespace: api.CleanLine(in), Workload: api.CleanLine(workload), Holder: api.Holder{
+			Owner: api.CleanLine(j.Annotations[annotationOwner]), Name: j.Name, Namespace: j.Namespace,
 		}})
 	}
 	return found, err

@@ -94,7 +94,7 @@ func (f facts) jump(err error) *api.Error {
 	if !errors.As(err, &failed) {
 		return nil
 	}
-	e := api.Errorf(api.ExitUnreachable, "%s cannot be reached: %s", f.api(), api.OneLine(api.Clean(failed.Error())))
+	e := api.Errorf(api.ExitUnreachable, "%s cannot be reached: %s", f.api(), api.CleanLine(failed.Error()))
 	ssh := commandLine(append([]string{"ssh"}, failed.Hosts.Arguments()...))
 	if failed.To != "" {
 		return e.WithHint("The jump host must be able to connect to `server` of the kubeconfig, and its sshd must " +

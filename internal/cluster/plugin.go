@@ -227,7 +227,7 @@ func decodeCredential(out []byte, apiVersion string) (*api.Credential, error) {
 		return nil, errors.New("it is not an ExecCredential")
 	case kind.GroupVersion().String() != apiVersion:
 		return nil, fmt.Errorf("the kubeconfig wants apiVersion %s, and it is %s", apiVersion,
-			api.OneLine(api.Clean(kind.GroupVersion().String())))
+			api.CleanLine(kind.GroupVersion().String()))
 	case answer.Status == nil:
 		return nil, errors.New("it has no status")
 	}

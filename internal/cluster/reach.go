@@ -87,7 +87,7 @@ func (c *Cluster) judge(resp *http.Response, text []byte) error {
 	case resp.StatusCode/100 == 3:
 		to := "elsewhere"
 		if u, err := url.Parse(resp.Header.Get("Location")); err == nil && u.Host != "" {
-			to = "to " + api.OneLine(api.Clean(u.Host))
+			to = "to " + api.CleanLine(u.Host)
 		}
 		return c.loginPage(fmt.Sprintf("%s redirects %s", c.asked(), to))
 	case isHTML(resp, text) && resp.StatusCode < 500:
@@ -129,7 +129,7 @@ func title(page []byte) string {
 	if m == nil {
 		return ""
 	}
-	return fmt.Sprintf(" titled %q", api.OneLine(api.Clean(string(m[1]))))
+	return fmt.Sprintf(" titled %q", api.CleanLine(string(m[1])))
 }
 
 // probeNamespaces checks whether a user who may not review permissions may list pods in one of the namespaces. denied
@@ -137,7 +137,7 @@ func title(page []byte) string {
 func (c *Cluster) probeNamespaces(ctx context.Context, denied error, namespaces []string) error {
 	message := ""
 	if status := apierrors.APIStatus(nil); errors.As(denied, &status) {
-		message = api.OneLine(api.Clean(status.Status().Message))
+		message = api.CleanLine(status.Status().Message)
 	}
 	user, _, known := parseDenial(message)
 	if user == "system:anonymous" {

@@ -48,7 +48,7 @@ type defaults struct {
 }
 
 func (d *defaults) warn(format string, args ...any) {
-	text := api.OneLine(api.Clean(fmt.Sprintf(format, args...)))
+	text := api.CleanLine(fmt.Sprintf(format, args...))
 	d.warnings = append(d.warnings, d.source+": "+text)
 }
 

@@ -66,7 +66,7 @@ func checkDefaults(r *api.ConnectRequest) error {
 		}
 		ask := slices.DeleteFunc(slices.Clone(r.ExtraCIDRs), routable.Set(&b).ContainsPrefix)
 		if len(ask) > 0 {
-			return defaultsError("networks, which are routed", firstOf(ask), setting, &api.Consent{Networks: ask})
+			return defaultsError("networks, which are routed", api.Some(ask, 1), setting, &api.Consent{Networks: ask})
 		}
 	}
 	if setting := r.Setting(string(config.KeyExtraDomains)); setting.Origin == api.OriginCluster {
@@ -75,19 +75,10 @@ func checkDefaults(r *api.ConnectRequest) error {
 		})
 		if len(ask) > 0 {
 			return defaultsError("domains, whose names cluster DNS answers and whose addresses are routed",
-				firstOf(ask), setting, &api.Consent{ExtraDomains: ask})
+				api.Some(ask, 1), setting, &api.Consent{ExtraDomains: ask})
 		}
 	}
 	return nil
-}
-
-// firstOf returns the first element of a list, and how many more there are.
-func firstOf[T any](list []T) string {
-	text := fmt.Sprint(list[0])
-	if len(list) > 1 {
-		text += fmt.Sprintf(" and %d more", len(list)-1)
-	}
-	return text
 }
 
 // defaultsError asks for consent to what a setting of the client defaults adds.

@@ -38,7 +38,7 @@ type recentLog struct {
 
 // Write implements io.Writer for a slog.Handler, which writes one line at a time.
 func (l *recentLog) Write(line []byte) (int, error) {
-	text := strings.Clone(api.OneLine(api.Clean(string(line[:min(len(line), maxLogLine)]))))
+	text := strings.Clone(api.CleanLine(string(line[:min(len(line), maxLogLine)])))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.lines) < maxLogLines {

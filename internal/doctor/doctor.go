@@ -187,16 +187,16 @@ func (c check) bounded(ctx context.Context, f *facts) api.Finding {
 }
 
 func ok(format string, args ...any) api.Finding {
-	return api.Finding{State: api.FindingOK, Seen: clean(fmt.Sprintf(format, args...))}
+	return api.Finding{State: api.FindingOK, Seen: api.CleanLine(fmt.Sprintf(format, args...))}
 }
 
 func skipped(format string, args ...any) api.Finding {
-	return api.Finding{State: api.FindingSkipped, Seen: clean(fmt.Sprintf(format, args...))}
+	return api.Finding{State: api.FindingSkipped, Seen: api.CleanLine(fmt.Sprintf(format, args...))}
 }
 
 // warning returns a finding about something that works less well.
 func warning(cause, effect, fix string) api.Finding {
-	return api.Finding{State: api.FindingWarning, Cause: clean(cause), Effect: clean(effect), Fix: api.Clean(fix)}
+	return api.Finding{State: api.FindingWarning, Cause: api.CleanLine(cause), Effect: api.CleanLine(effect), Fix: api.Clean(fix)}
 }
 
 // failed returns the finding for an error. Its hint is the fix.
@@ -206,6 +206,3 @@ func failed(err error, effect string) api.Finding {
 	f.State, f.Code = api.FindingFailed, e.Code
 	return f
 }
-
-// clean makes text of the cluster or of this machine's files one line that can be printed.
-func clean(text string) string { return api.OneLine(api.Clean(text)) }

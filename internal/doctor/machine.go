@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"strings"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/service"
@@ -90,7 +89,7 @@ func daemon(_ context.Context, f *facts) api.Finding {
 			return found
 		}
 	}
-	return ok("it runs, with %s", count(len(status.Connections), "connection"))
+	return ok("it runs, with %s", api.Count(len(status.Connections), "connection"))
 }
 
 // connectionFault returns a finding if something is wrong with a connection.
@@ -125,11 +124,4 @@ func ancestor(dir string) string {
 		}
 		dir = filepath.Dir(dir)
 	}
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %s", n, strings.TrimSuffix(what, "s")+"s")
 }

@@ -91,7 +91,7 @@ func session(ctx context.Context, f *facts) api.Finding {
 		return failed(err, "`kubevpn connect` fails")
 	}
 	f.transports, f.managerVersion, f.missing = m.Transports, m.Hello.Version, m.Hello.State.Missing
-	return ok("the traffic manager answers; %s use it", count(max(m.Hello.State.Sessions-1, 0), "laptop"))
+	return ok("the traffic manager answers; %s use it", api.Count(max(m.Hello.State.Sessions-1, 0), "laptop"))
 }
 
 // connected returns the daemon's connection to this cluster if it works, or nil.

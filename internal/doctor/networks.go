@@ -39,7 +39,7 @@ func vpnsOf(tunnels []route.Tunnel) api.Finding {
 			all = append(all, fmt.Sprintf("%s (%s)", t.Link, t.Kind))
 			fix = "sudo ip link set " + api.ShellQuote(t.Link) + " down   # or end it with its own program"
 		default:
-			some = append(some, fmt.Sprintf("%s (%s: %s)", t.Link, t.Kind, shortList(t.Routes)))
+			some = append(some, fmt.Sprintf("%s (%s: %s)", t.Link, t.Kind, api.Some(t.Routes, shown)))
 		}
 	}
 	switch {
@@ -55,17 +55,6 @@ func vpnsOf(tunnels []route.Tunnel) api.Finding {
 
 // shown is how many items of a list a finding names.
 const shown = 4
-
-func shortList[T any](list []T) string {
-	var s []string
-	for _, item := range list[:min(len(list), shown)] {
-		s = append(s, fmt.Sprint(item))
-	}
-	if left := len(list) - shown; left > 0 {
-		s = append(s, fmt.Sprintf("and %d more", left))
-	}
-	return strings.Join(s, ", ")
-}
 
 // overlap checks whether the cluster's networks would hide networks of this machine.
 func overlap(ctx context.Context, f *facts) api.Finding {
@@ -116,5 +105,5 @@ func foreseen(seen connection.Foresight) api.Finding {
 	}
 	routes := slices.Clone(seen.Routes)
 	slices.SortFunc(routes, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
-	return ok("free on this machine: %s", shortList(routes))
+	return ok("free on this machine: %s", api.Some(routes, shown))
 }

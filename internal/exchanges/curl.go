@@ -112,7 +112,7 @@ func Curl(e *api.Exchange) string {
 	}
 	words = append(words, to.String())
 	if missing := redacted(e); len(missing) > 0 {
-		fmt.Fprintf(&b, "# without %s: redacted\n", api.OneLine(api.Clean(strings.Join(missing, ", "))))
+		fmt.Fprintf(&b, "# without %s: redacted\n", api.CleanLine(strings.Join(missing, ", ")))
 	}
 	if e.Truncated {
 		b.WriteString("# the head of the request is incomplete: it was too long\n")

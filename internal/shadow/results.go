@@ -81,7 +81,7 @@ var (
 
 // shorten makes a text of the cluster one line of limited length.
 func shorten(s string, limit int) string {
-	s = api.OneLine(api.Clean(s))
+	s = api.CleanLine(s)
 	if len(s) <= limit {
 		return s
 	}

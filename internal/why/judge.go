@@ -21,8 +21,9 @@ import (
 
 // Bounds of what is shown. Most of it is text of the cluster.
 const (
-	maxText  = 400 // characters
-	maxNotes = 6   // of a hop
+	maxText      = 400 // characters
+	maxNotes     = 6   // of a hop
+	maxAddresses = 4
 )
 
 // facts are the observations about the request of a Config.
@@ -179,7 +180,7 @@ func (j *judge) source() string {
 
 // bounded makes text of the cluster one short line.
 func bounded(s string) string {
-	r := []rune(api.OneLine(api.Clean(s)))
+	r := []rune(api.CleanLine(s))
 	if len(r) > maxText {
 		return string(r[:maxText]) + "..."
 	}
@@ -236,7 +237,7 @@ func (j *judge) name() finding {
 				"shows\nthe checks of the connection.")
 	case len(want) > 0:
 		return j.taken(fmt.Sprintf("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
-			list(want)))
+			api.Some(want, maxAddresses)))
 	case j.Certain && j.Missing[objectServices] == "":
 		return failed(api.ExitNameMissing, "there is no Service %s in the namespace %s", j.Name, j.Namespace).
 			hint("`kubectl -n %s get services` lists what there is.", api.ShellQuote(j.Namespace))
@@ -245,10 +246,10 @@ func (j *judge) name() finding {
 			hint("For a Service, write NAME.NAMESPACE. `kubevpn status` shows the domains that go to cluster DNS.")
 	}
 	if len(want) > 0 && !slices.ContainsFunc(t.Addresses, func(a netip.Addr) bool { return slices.Contains(want, a) }) {
-		return j.taken(fmt.Sprintf("%s says that %s is %s, and the cluster has %s", who, host, list(t.Addresses),
-			list(want)))
+		return j.taken(fmt.Sprintf("%s says that %s is %s, and the cluster has %s", who, host,
+			api.Some(t.Addresses, maxAddresses), api.Some(want, maxAddresses)))
 	}
-	return found(api.HopOK, "%s: %s, by %s", host, list(t.Addresses), who).with(j.resolver()...)
+	return found(api.HopOK, "%s: %s, by %s", host, api.Some(t.Addresses, maxAddresses), who).with(j.resolver()...)
 }
 
 // resolver describes the resolver of a pod: its DNS policy decides which names it completes.
@@ -269,19 +270,6 @@ func (j *judge) taken(seen string) finding {
 	return failed(api.ExitNameTaken, "%s", seen).
 		hint("Another VPN, a local resolver or a hosts file answers for this name before kubevpn does (%s).\n"+
 			"Remove the name there, or use the Service's address.", cmp.Or(j.Connection.DNS.Mode, "unknown"))
-}
-
-// list returns text like "10.96.0.1, 10.96.0.2" of at most four addresses.
-func list(all []netip.Addr) string {
-	var texts []string
-	for n, a := range all {
-		if n == 4 {
-			texts = append(texts, "...")
-			break
-		}
-		texts = append(texts, a.String())
-	}
-	return strings.Join(texts, ", ")
 }
 
 func (j *judge) route() finding {

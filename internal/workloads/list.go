@@ -275,7 +275,7 @@ func Holders(p *corev1.Pod) []api.Holder {
 		holder := api.Holder{Mode: mode, Pods: 1}
 		for _, e := range env {
 			if e.Name == api.AgentNameVariable {
-				holder.Owner = api.OneLine(api.Clean(strings.ReplaceAll(e.Value, "$$", "$")))
+				holder.Owner = api.CleanLine(strings.ReplaceAll(e.Value, "$$", "$"))
 			}
 		}
 		all = append(all, holder)

@@ -37,7 +37,7 @@ func (r Recorder) Record(ctx context.Context, reason, format string, args ...any
 		InvolvedObject: corev1.ObjectReference{APIVersion: o.GetAPIVersion(), Kind: r.Workload.Kind,
 			Namespace: r.Workload.Namespace, Name: r.Workload.Name, UID: o.GetUID()},
 		Type: corev1.EventTypeNormal, Reason: reason,
-		Message:        api.OneLine(api.Clean(r.Owner)) + " (self-asserted) " + fmt.Sprintf(format, args...),
+		Message:        api.CleanLine(r.Owner) + " (self-asserted) " + fmt.Sprintf(format, args...),
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 		Source: corev1.EventSource{Component: fieldManager}, ReportingController: fieldManager,
 	}
