@@ -18,7 +18,6 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
-	"kubevpn/internal/dev"
 	"kubevpn/internal/install"
 	"kubevpn/internal/why"
 	"kubevpn/internal/why/trip"
@@ -227,7 +226,7 @@ func podOf(ctx context.Context, c *cluster.Cluster, namespace, workload string) 
 	if err != nil {
 		return nil, err
 	}
-	pod, err := dev.Running(ctx, c.Kube(), w)
+	pod, err := w.Running(ctx, c.Kube())
 	switch {
 	case err != nil:
 		return nil, c.ExplainContext(ctx, fmt.Errorf("cannot list the pods of %s: %w", w, err))

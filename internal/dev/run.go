@@ -347,7 +347,7 @@ func (r *Runner) model(ctx context.Context) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
-	pod, missing, err := Pod(ctx, c.Kube(), w)
+	pod, missing, err := w.Model(ctx, c.Kube())
 	if err != nil {
 		return nil, c.Explain(err)
 	}
@@ -359,7 +359,7 @@ func (r *Runner) model(ctx context.Context) (*model, error) {
 
 // running finds another pod of the workload when the pod has ended.
 func (m *model) running(ctx context.Context) (*corev1.Pod, error) {
-	return Running(ctx, m.cluster.Kube(), m.workload)
+	return m.workload.Running(ctx, m.cluster.Kube())
 }
 
 // exec returns a function that runs a command in a container of the pod, or nil if the pod does not run.

@@ -1,4 +1,4 @@
-package dev
+package workloads
 
 import (
 	"context"
@@ -12,21 +12,19 @@ import (
 	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/podenv"
-	"kubevpn/internal/workloads"
 )
 
-// Pod returns the pod that a program replaces: that of [Running] or, if no pod runs, the one that the API server would
-// create from the template, with the additions of admission. missing is a warning that names what such a pod lacks.
-func Pod(ctx context.Context, kube kubernetes.Interface,
-	w *workloads.Workload) (pod *corev1.Pod, missing string, err error) {
-	if pod, err = Running(ctx, kube, w); pod != nil || err != nil {
+// Model returns a pod to imitate: that of Running or, if no pod runs, the one that the API server would create from the
+// template, with the additions of admission. missing is a warning that names what such a pod lacks.
+func (w *Workload) Model(ctx context.Context, kube kubernetes.Interface) (pod *corev1.Pod, missing string, err error) {
+	if pod, err = w.Running(ctx, kube); pod != nil || err != nil {
 		return pod, "", err
 	}
-	return planned(ctx, kube, w)
+	return w.planned(ctx, kube)
 }
 
 // Running returns the newest ready pod of the workload, or else the newest running one, or nil.
-func Running(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (*corev1.Pod, error) {
+func (w *Workload) Running(ctx context.Context, kube kubernetes.Interface) (*corev1.Pod, error) {
 	var options metav1.ListOptions
 	switch {
 	case w.Selector != nil:
@@ -59,7 +57,7 @@ func Running(ctx context.Context, kube kubernetes.Interface, w *workloads.Worklo
 
 // planned asks the API server for a pod of the template in a dry run, because the template lacks the token of the
 // service account, default limits and all else that admission adds.
-func planned(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (*corev1.Pod, string, error) {
+func (w *Workload) planned(ctx context.Context, kube kubernetes.Interface) (*corev1.Pod, string, error) {
 	meta := w.Template.ObjectMeta
 	made := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: w.Name + "-", Namespace: w.Namespace, Labels: meta.Labels, Annotations: meta.Annotations,
