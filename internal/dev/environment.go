@@ -17,11 +17,11 @@ func Environment(ctx context.Context, t Target, local bool, warn func(string)) (
 	if err != nil {
 		return nil, err
 	}
-	reader, err := podenv.New(m.cluster.Kube(), m.pod, m.container)
+	reader, err := m.Reader(m.container)
 	if err != nil {
 		return nil, err
 	}
-	if err := reader.See(ctx, m.exec()); err != nil {
+	if err := reader.See(ctx, m.Exec); err != nil {
 		warn("the variables of the image are missing: " + err.Error())
 	}
 	variables, problems := reader.Environment(ctx)

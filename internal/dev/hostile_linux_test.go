@@ -32,7 +32,7 @@ func TestProgramKeepsVariablesThatRunCode(t *testing.T) {
 		{Name: "LD_PRELOAD", Value: "/srv/evil.so"}, {Name: "NODE_OPTIONS", Value: "--require=/srv/evil"}, {Name: "COLOR", Value: "blue"},
 	}
 	r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "exec env", func(c *Config) {
-		c.Pod, c.Local = hostile(t, env), []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/ann"}
+		c.Pod, c.Environ = hostile(t, env), []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/ann"}
 	})
 	if status, err := r.Run(t.Context()); err != nil || status.Code != 0 {
 		t.Fatalf("%+v, %v", status, err)
@@ -55,7 +55,7 @@ func TestProgramKeepsFilesOfTheMachine(t *testing.T) {
 	}
 	paths := []string{"/usr/bin/kubevpn-test-evil", "/etc/ld.so.preload", "/etc/hosts", key}
 	r := prepared(t, fake.NewClientset(settings("evil"), kubernetesService), "cat "+strings.Join(paths, " ")+" 2>/dev/null; cat /srv/kubevpn-test/x", func(c *Config) {
-		c.Pod, c.Local = hostile(t, nil, append(paths, "/srv/kubevpn-test/x")...), []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home}
+		c.Pod, c.Environ = hostile(t, nil, append(paths, "/srv/kubevpn-test/x")...), []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home}
 	})
 	if status, err := r.Run(t.Context()); err != nil || status.Code != 0 {
 		t.Fatalf("%+v, %v: %s", status, err, r.said(t))

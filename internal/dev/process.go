@@ -25,31 +25,17 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-
 	"kubevpn/internal/podenv"
 	"kubevpn/pkg/host/sandbox"
 )
 
-// Config configures Prepare.
+// Config configures Prepare. The container's variables override those of Environ, except for those that keep this
+// machine's value (isKept, keptFromImage) unless FromPod has their names. Env overrides both.
 type Config struct {
-	Kube      kubernetes.Interface
-	Pod       *corev1.Pod // a running pod, or one made from the workload's template
+	Options
+	podenv.Source
 	Container string
-	Volumes   map[string]string // directories of this machine that replace volumes of the pod
-	// Running finds another pod of the workload when Pod has ended. It returns nil if there is none.
-	Running func(ctx context.Context) (*corev1.Pod, error)
-	Exec    podenv.Exec // nil if the pod does not run
 
-	Init []string // sandbox.Config.Init
-	Args []string // the program
-	// Local is the laptop's environment. The container's variables override it, except for those that keep the laptop's
-	// value (isKept, keptFromImage) unless FromPod has their names. Env, with entries NAME=VALUE, overrides both.
-	Local, FromPod, Env []string
-	// MountOver are paths at and below which the guard allows volumes.
-	MountOver             []string
-	Stdin, Stdout, Stderr *os.File
 	// Network connects the network of place, which only the program uses. It calls ready when the program may run. It
 	// returns when ctx or the network has ended, which ends the program. Nil: the program uses the laptop's network.
 	Network func(ctx context.Context, place sandbox.Place, ready func()) error
@@ -69,11 +55,8 @@ type Program struct {
 
 // Prepare reads environment and files of the container. It starts nothing.
 func Prepare(ctx context.Context, cfg Config) (*Program, error) {
-	r, err := podenv.New(cfg.Kube, cfg.Pod, cfg.Container)
+	r, err := cfg.Reader(cfg.Container)
 	if err != nil {
-		return nil, err
-	}
-	if err := r.Here(cfg.Volumes); err != nil {
 		return nil, err
 	}
 	var ahead sync.WaitGroup
@@ -94,7 +77,7 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	for _, v := range volumes {
 		all = append(all, sandboxVolume(v))
 	}
-	guard, err := newGuard(cfg.Local, cfg.MountOver)
+	guard, err := newGuard(cfg.Environ, cfg.MountOver)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +170,7 @@ func environment(cfg Config, container []podenv.Variable) []string {
 			all[name] = value
 		}
 	}
-	set(cfg.Local)
+	set(cfg.Environ)
 	var left []string
 	for _, v := range container {
 		value, there := all[v.Name]

@@ -110,7 +110,7 @@ func TestEnvironmentKeepsWhatDecidesWhatRuns(t *testing.T) {
 				here[e] = true
 			}
 			var changed, warned []string
-			got := environment(Config{Local: local, FromPod: tt.fromPod, Env: tt.env, Warn: func(s string) { warned = append(warned, s) }}, tt.container)
+			got := environment(Config{Options: Options{Environ: local, FromPod: tt.fromPod, Env: tt.env}, Warn: func(s string) { warned = append(warned, s) }}, tt.container)
 			for _, e := range got {
 				if !here[e] {
 					changed = append(changed, e)
@@ -182,8 +182,8 @@ func prepared(t *testing.T, kube kubernetes.Interface, script string, change fun
 	}
 	t.Cleanup(func() { out.Close() })
 	cfg := Config{
-		Kube: kube, Pod: podOf(t), Container: "app", Init: []string{roleInit}, Args: []string{"/bin/sh", "-c", script}, Local: os.Environ(),
-		Stdout: out, Stderr: out, Warn: func(s string) { r.warned <- s }, Logger: slog.New(slog.DiscardHandler),
+		Options: Options{Init: []string{roleInit}, Args: []string{"/bin/sh", "-c", script}, Environ: os.Environ(), Stdout: out, Stderr: out},
+		Source:  podenv.Source{Kube: kube, Pod: podOf(t)}, Container: "app", Warn: func(s string) { r.warned <- s }, Logger: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
 		change(&cfg)
@@ -360,7 +360,7 @@ func TestPrepareEndsWithItsContext(t *testing.T) {
 		<-asked
 		cancel()
 	}()
-	_, err := Prepare(ctx, Config{Kube: kube, Pod: podOf(t), Container: "app", Init: []string{roleInit}, Args: []string{"true"},
+	_, err := Prepare(ctx, Config{Options: Options{Init: []string{roleInit}, Args: []string{"true"}}, Source: podenv.Source{Kube: kube, Pod: podOf(t)}, Container: "app",
 		Warn: func(string) {}, Logger: slog.New(slog.DiscardHandler)})
 	if !errors.Is(err, context.Canceled) {
 		t.Error(err)
@@ -452,9 +452,9 @@ func TestMessagesContainNoSecrets(t *testing.T) {
 	var log bytes.Buffer
 	var warned []string
 	cfg := Config{
-		Kube: kube, Pod: podOf(t), Container: "app", Init: []string{roleInit}, Args: []string{"/bin/true"}, Local: os.Environ(),
+		Options: Options{Init: []string{roleInit}, Args: []string{"/bin/true"}, Environ: os.Environ()},
+		Source:  podenv.Source{Kube: kube, Pod: podOf(t), Exec: func(context.Context, string, []string, io.Writer) error { return errors.New("no cat") }}, Container: "app",
 		Warn: func(s string) { warned = append(warned, s) }, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug - 9})),
-		Exec: func(context.Context, string, []string, io.Writer) error { return errors.New("no cat") },
 	}
 	cfg.Pod.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}}}}
 	cfg.Pod.Spec.Containers[0].VolumeMounts = append(cfg.Pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "keys", MountPath: "/srv/kubevpn-test/keys"},

@@ -251,10 +251,9 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 	held, release, begin := untilBegin(ctx)
 	defer release()
 	cfg := r.Docker
-	cfg.Kube, cfg.Pod, cfg.Workload, cfg.Container = m.cluster.Kube(), m.pod, m.workload.Name, m.container
+	cfg.Source, cfg.Workload, cfg.Container = m.Source, m.workload, m.container
 	cfg.Alone = r.target.Container != ""
-	cfg.Exec, cfg.Running = m.exec(), m.running
-	cfg.Env, cfg.Volumes = r.Env, r.Volumes
+	cfg.Env = r.Env
 	cfg.Stdin, cfg.Stdout, cfg.Stderr = r.Stdin, r.Stdout, r.Stderr
 	cfg.Logger, cfg.Warn = slog.New(warner{warn: r.warn}), r.warn
 	cfg.Connect = func(ctx context.Context, place sandbox.Place, ready func()) error {
@@ -279,11 +278,7 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 // prepare calls Prepare. network is Config.Network.
 func (r *Runner) prepare(ctx context.Context,
 	network func(context.Context, sandbox.Place, func()) error) (*Program, error) {
-	cfg := Config{
-		Init: r.Init, Args: r.Args, Local: r.Environ, FromPod: r.FromPod, Env: r.Env, MountOver: r.MountOver,
-		Volumes: r.Volumes, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Network: network,
-		Logger: slog.New(warner{warn: r.warn}), Warn: r.warn,
-	}
+	cfg := Config{Options: r.Options, Network: network, Logger: slog.New(warner{warn: r.warn}), Warn: r.warn}
 	if r.target.Workload == "" {
 		return prepareBare(cfg)
 	}
@@ -291,8 +286,7 @@ func (r *Runner) prepare(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	cfg.Kube, cfg.Pod, cfg.Container = m.cluster.Kube(), m.pod, m.container
-	cfg.Running, cfg.Exec = m.running, m.exec()
+	cfg.Source, cfg.Container = m.Source, m.container
 	return Prepare(ctx, cfg)
 }
 
@@ -330,10 +324,8 @@ func notAllowed(err error, mode Mode) error {
 
 // model is the container that the program replaces.
 type model struct {
-	cluster   *cluster.Cluster
-	workload  *workloads.Workload
-	container string
-	pod       *corev1.Pod
+	podenv.Source
+	workload, container string // names
 }
 
 // model reads the workload and one of its pods.
@@ -354,22 +346,14 @@ func (r *Runner) model(ctx context.Context) (*model, error) {
 	if missing != "" {
 		r.warn(missing)
 	}
-	return &model{cluster: c, workload: w, container: container.Name, pod: pod}, nil
-}
-
-// running finds another pod of the workload when the pod has ended.
-func (m *model) running(ctx context.Context) (*corev1.Pod, error) {
-	return m.workload.Running(ctx, m.cluster.Kube())
-}
-
-// exec returns a function that runs a command in a container of the pod, or nil if the pod does not run.
-func (m *model) exec() podenv.Exec {
-	if !podenv.Runs(m.pod) {
-		return nil
+	m := &model{podenv.Source{Kube: c.Kube(), Pod: pod, Here: r.Volumes}, w.Name, container.Name}
+	m.Running = func(ctx context.Context) (*corev1.Pod, error) { return w.Running(ctx, c.Kube()) }
+	if podenv.Runs(pod) {
+		m.Exec = func(ctx context.Context, container string, command []string, stdout io.Writer) error {
+			return c.Exec(ctx, cluster.ExecOptions{
+				Namespace: pod.Namespace, Pod: pod.Name, Container: container, Command: command, Stdout: stdout,
+			})
+		}
 	}
-	return func(ctx context.Context, container string, command []string, stdout io.Writer) error {
-		return m.cluster.Exec(ctx, cluster.ExecOptions{
-			Namespace: m.pod.Namespace, Pod: m.pod.Name, Container: container, Command: command, Stdout: stdout,
-		})
-	}
+	return m, nil
 }

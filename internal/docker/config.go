@@ -6,9 +6,6 @@ import (
 	"log/slog"
 	"os"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-
 	"kubevpn/internal/config"
 	"kubevpn/internal/podenv"
 	"kubevpn/pkg/host/sandbox"
@@ -24,12 +21,12 @@ const (
 
 // Config configures Run.
 type Config struct {
+	podenv.Source // the pod
+
 	Engine    *Engine
-	Kube      kubernetes.Interface
-	Pod       *corev1.Pod // a running pod, or one made from the workload's template
-	Workload  string      // its name, in case the pod has none
-	Container string      // the main container, which owns the terminal
-	Alone     bool        // run no other container
+	Workload  string // its name, in case the pod has none
+	Container string // the main container, which owns the terminal
+	Alone     bool   // run no other container
 
 	Image            string    // replaces that of the main container; empty: the pod's
 	Interactive, TTY bool      // -i and -t of `docker run`
@@ -37,12 +34,6 @@ type Config struct {
 	Publish          []string  // -p of `docker run`
 	Arguments        Arguments // more flags for the main container
 	Env              []string  // NAME=VALUE; overrides the main container's
-
-	Volumes map[string]string // directories of this machine that replace volumes of the pod
-
-	Exec podenv.Exec // in the pod; nil if it does not run
-	// Running finds another pod of the workload when Pod has ended. It returns nil if there is none.
-	Running func(ctx context.Context) (*corev1.Pod, error)
 
 	Paths                 config.Paths // RuntimeDir holds the sockets of the containers
 	Executable            string       // our binary

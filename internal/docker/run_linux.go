@@ -46,7 +46,7 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	if err := cfg.Engine.removeVolumes(ctx); err != nil {
 		cfg.Warn(fmt.Sprintf("cannot remove volumes of earlier runs: %v", err))
 	}
-	r := &run{Config: cfg, plan: p}
+	r := &run{Config: p.cfg, plan: p}
 	defer func() {
 		if e := r.end(); err == nil {
 			err = e
@@ -160,11 +160,8 @@ func (r *run) read(ctx context.Context) (content, error) {
 		}
 	}
 	for _, c := range r.plan.containers {
-		reader, err := podenv.New(r.Kube, r.plan.pod, c.name)
+		reader, err := r.Reader(c.name)
 		if err != nil {
-			return got, err
-		}
-		if err := reader.Here(r.Volumes); err != nil {
 			return got, err
 		}
 		got.fresh.Readers = append(got.fresh.Readers, reader)

@@ -22,6 +22,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/podenv"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -33,21 +34,21 @@ func TestReadUsesVariablesOfTheRunningPod(t *testing.T) {
 	})
 	read := func(seen error) (env, warned []string) {
 		cfg := Config{
-			Kube: kube, Alone: true, Logger: slog.New(slog.DiscardHandler), Warn: func(s string) { warned = append(warned, s) },
-			Exec: func(_ context.Context, container string, command []string, stdout io.Writer) error {
+			Alone: true, Logger: slog.New(slog.DiscardHandler), Warn: func(s string) { warned = append(warned, s) },
+			Source: podenv.Source{Kube: kube, Exec: func(_ context.Context, container string, command []string, stdout io.Writer) error {
 				if container != "web" || !slices.Equal(command, []string{"cat", "/proc/self/environ"}) {
 					t.Errorf("%s: %q", container, command)
 				}
 				_, err := io.WriteString(stdout, "PASSWORD=hunter2\x00VERSION=1\x00HOME=/root\x00NAME=pod\x00")
 				return errors.Join(seen, err)
-			},
+			}},
 		}
 		p := testPlan(t, cfg)
 		p.containers[0].imageInfo.Config.Env = []string{"VERSION=1"}
 		p.containers[0].spec.EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}}}}
 		p.containers[0].spec.Env = []corev1.EnvVar{{Name: "NAME", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
 			LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}, Key: "name"}}}}
-		r := &run{Config: cfg, plan: p}
+		r := &run{Config: p.cfg, plan: p}
 		got, err := r.read(t.Context())
 		if err != nil {
 			t.Fatal(err)

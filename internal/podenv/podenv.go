@@ -79,6 +79,25 @@ func New(kube kubernetes.Interface, pod *corev1.Pod, container string) (*Reader,
 		nil
 }
 
+// Source is a pod whose containers are read. Kube and Pod are as in [New], Here as in [Reader.Here], Running as in
+// [Following].
+type Source struct {
+	Kube    kubernetes.Interface
+	Pod     *corev1.Pod // a running pod, or one made from a workload's template
+	Here    map[string]string
+	Exec    Exec // in the pod; nil if it does not run
+	Running func(ctx context.Context) (*corev1.Pod, error)
+}
+
+// Reader returns a reader for a container of the pod.
+func (s Source) Reader(container string) (*Reader, error) {
+	r, err := New(s.Kube, s.Pod, container)
+	if err != nil {
+		return nil, err
+	}
+	return r, r.Here(s.Here)
+}
+
 // Here replaces volumes of the pod by directories of this machine, keyed by the volume's name. A volume that the
 // pod does not have is an *api.Error.
 func (r *Reader) Here(directories map[string]string) error {
