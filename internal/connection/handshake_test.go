@@ -392,3 +392,23 @@ func TestStatusFollowsTheManagersRights(t *testing.T) {
 		t.Errorf("the link was set %d times, the zone %d times", machine.links, machine.zones)
 	}
 }
+
+// Cluster DNS may move within a network that is routed already: queries and the status follow it.
+func TestStatusNamesTheServersOfClusterDNS(t *testing.T) {
+	s := newTestConnection(t)
+	machine := &still{}
+	s.cfg.Network = machine
+	for _, server := range []string{"10.96.0.10", "10.96.0.11"} {
+		state := api.ManagerState{DNSDomain: "cluster.local", DNSServers: addrs(server)}
+		s.handshake.handle(api.ControlMessage{State: &state})
+		if err := s.routes.apply(t.Context(), planned{Routes: prefixes("10.96.0.0/16")}); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Status().DNS.Servers; !slices.Equal(got, state.DNSServers) {
+			t.Errorf("status shows the servers %v, want %v", got, state.DNSServers)
+		}
+	}
+	if machine.links != 1 {
+		t.Errorf("the link was set %d times", machine.links)
+	}
+}

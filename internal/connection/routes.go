@@ -158,29 +158,29 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	default:
 		link.Addrs = linkAddrs(v.lease, p.Routes)
 	}
-	if reflect.DeepEqual(link, r.link) {
-		return r.zone.set(v.state, p.Cluster)
-	}
-	applied, err := r.cfg.Network.SetLink(ctx, link)
-	if err != nil {
-		return err
+	if !reflect.DeepEqual(link, r.link) {
+		applied, err := r.cfg.Network.SetLink(ctx, link)
+		if err != nil {
+			return err
+		}
+		r.link, r.applied = link, applied
+		r.status.warn(applied.Warnings...)
+		if left > 0 && applied.ResolverMode == api.ResolverResolved {
+			r.status.warn("systemd-resolved accepts a limited number of domains: NAME.NAMESPACE does not resolve in " +
+				"every namespace; NAME.NAMESPACE.svc does")
+		}
 	}
 	// Names follow the link: a link that the helper rejects gets none.
 	if err := r.zone.set(v.state, p.Cluster); err != nil {
 		return err
 	}
-	r.status.warn(applied.Warnings...)
-	if left > 0 && applied.ResolverMode == api.ResolverResolved {
-		r.status.warn("systemd-resolved accepts a limited number of domains: NAME.NAMESPACE does not resolve in " +
-			"every namespace; NAME.NAMESPACE.svc does")
-	}
-	r.link, r.applied, r.planned = link, applied, p
+	r.planned = p
 	r.status.change(func(report *report) {
 		report.shown.Device, report.shown.CIDRs, report.shown.Addresses = link.Name, p.Routes, nil
 		for _, a := range link.Addrs {
 			report.shown.Addresses = append(report.shown.Addresses, a.Addr())
 		}
-		report.shown.DNS = api.DNSStatus{Mode: applied.ResolverMode, Domain: v.state.DNSDomain,
+		report.shown.DNS = api.DNSStatus{Mode: r.applied.ResolverMode, Domain: v.state.DNSDomain,
 			Servers: v.state.DNSServers, ExtraDomains: r.cfg.Request.ExtraDomains,
 			ExcludeDomains: r.cfg.Request.ExcludeDomains}
 	})
