@@ -58,7 +58,7 @@ func FuzzControl(f *testing.F) {
 				n.apply(fromManager, *m.Names)
 			}
 		}
-		if held := n.index.Len() + len(n.namespaces); held > maxNames {
+		if held := n.index.Size(); held > maxNames {
 			t.Errorf("%d names are held, more than %d", held, maxNames)
 		}
 		for _, ns := range n.matchable() {

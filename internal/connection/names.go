@@ -3,7 +3,6 @@ package connection
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -30,21 +29,19 @@ const (
 	fromManager        // the traffic manager: every namespace
 )
 
-// names is the index of the cluster's Services, and the namespaces in it. The manager's list replaces the one that the
+// names is the index of the cluster's Services. The manager's list replaces the one that the
 // laptop read with the user's rights. It is safe for concurrent use.
 type names struct {
 	index  *dns.Index
 	forget func(changed map[string][]string) // forgets answers about these Services; set before anything is applied
 	told   chan struct{}                     // closed when somebody has listed names, or nobody will
 
-	mu         sync.Mutex
-	from       source
-	namespaces map[string]int // Services in each
+	mu   sync.Mutex
+	from source
 }
 
 func newNames() *names {
-	return &names{index: new(dns.Index), forget: func(map[string][]string) {}, told: make(chan struct{}),
-		namespaces: map[string]int{}}
+	return &names{index: new(dns.Index), forget: func(map[string][]string) {}, told: make(chan struct{})}
 }
 
 // maxNames limits the index: Services and namespaces together.
@@ -59,31 +56,21 @@ func (n *names) apply(from source, d api.NameDelta) (left int) {
 		return 0
 	}
 	n.from = from
-	known := n.index.Len()
-	if d.Reset {
-		clear(n.namespaces)
-		known = 0
+	room := maxNames
+	if !d.Reset {
+		room -= n.index.Size() // what the delta removes or repeats counts too
 	}
-	for ns, services := range d.Remove {
-		if n.namespaces[ns] -= len(services); n.namespaces[ns] <= 0 {
-			delete(n.namespaces, ns)
-		}
-	}
-	room := maxNames - known - len(n.namespaces)
 	add := make(map[string][]string, len(d.Add))
 	for ns, services := range d.Add {
 		if !isLabel(ns) || len(services) == 0 || room < 2 {
 			left += len(services)
 			continue
 		}
-		if n.namespaces[ns] == 0 {
-			room--
-		}
+		room-- // the namespace
 		valid := slices.DeleteFunc(slices.Clone(services), func(name string) bool { return !isLabel(name) })
 		add[ns] = valid[:min(len(valid), room)]
 		room -= len(add[ns])
 		left += len(services) - len(add[ns])
-		n.namespaces[ns] += len(add[ns])
 	}
 	n.index.Apply(d.Reset, add, d.Remove)
 	n.tell()
@@ -129,10 +116,7 @@ func (n *names) known() source {
 // (web.default). It leaves out those with the name of a public or a private top-level domain, whose other names would
 // then go to this resolver.
 func (n *names) matchable() []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	all := slices.Sorted(maps.Keys(n.namespaces))
-	return slices.DeleteFunc(all, dns.ClaimsTLD)
+	return slices.DeleteFunc(n.index.Namespaces(), dns.ClaimsTLD)
 }
 
 // await waits until names are known, so that short names resolve from the first moment. The manager lists them right

@@ -3,6 +3,7 @@ package connection
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,13 +85,35 @@ func TestNamesAreBounded(t *testing.T) {
 		left += n.apply(fromManager, api.NameDelta{Add: map[string][]string{ns: {"x", "x"}}})
 		n.apply(fromManager, api.NameDelta{Remove: map[string][]string{ns: {"x"}}})
 	}
-	if held := n.index.Len() + len(n.namespaces); held > maxNames || left == 0 {
+	if held := n.index.Size(); held > maxNames || left == 0 {
 		t.Errorf("%d names are held, %d were left out, want at most %d", held, left, maxNames)
 	}
 	if left := n.apply(fromManager, api.NameDelta{Reset: true, Add: map[string][]string{"shop": {"cart", "Not\x1b[2J", ""}, "../x": {"y"}}}); left != 3 {
 		t.Errorf("%d names were left out, want 3, which are none", left)
 	}
-	if !n.index.Has("shop", "cart") || n.index.Len() != 1 {
-		t.Errorf("after a reset the index has %d names", n.index.Len())
+	if !n.index.Has("shop", "cart") || n.index.Size() != 2 {
+		t.Errorf("after a reset the index has %d names and namespaces, want one of each", n.index.Size())
+	}
+}
+
+func TestNamespaceIsMatchableWhileItHasServices(t *testing.T) {
+	of := func(names ...string) map[string][]string { return map[string][]string{"billing": names} }
+	for name, tt := range map[string]struct {
+		deltas []api.NameDelta
+		want   []string
+	}{
+		"a name that was added twice": {[]api.NameDelta{{Add: of("cart")}, {Add: of("cart")}, {Remove: of("cart")}}, nil},
+		"names that were left out":    {[]api.NameDelta{{Add: of("cart")}, {Remove: of("not", "here")}}, []string{"billing"}},
+		"invalid names only":          {[]api.NameDelta{{Add: of("Not a name")}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNames()
+			for _, d := range tt.deltas {
+				n.apply(fromManager, d)
+			}
+			if got := n.matchable(); !slices.Equal(got, tt.want) {
+				t.Errorf("namespaces %q, want %q", got, tt.want)
+			}
+		})
 	}
 }

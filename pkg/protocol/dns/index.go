@@ -1,13 +1,17 @@
 package dns
 
-import "sync"
+import (
+	"maps"
+	"slices"
+	"sync"
+)
 
 // Index is a set of Service names by namespace, in lower case. The zero value is empty and ready to use. It is safe
 // for concurrent use.
 type Index struct {
 	mu    sync.RWMutex
 	names map[string]map[string]struct{}
-	count int
+	count int // Services
 }
 
 // Apply changes the index atomically. It first removes everything if reset is set, then the names in remove, and
@@ -43,11 +47,18 @@ func (x *Index) Apply(reset bool, add, remove map[string][]string) {
 	}
 }
 
-// Len returns the number of Services.
-func (x *Index) Len() int {
+// Size returns the number of Services and namespaces together.
+func (x *Index) Size() int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	return x.count
+	return x.count + len(x.names)
+}
+
+// Namespaces returns the namespaces that have Services, in order.
+func (x *Index) Namespaces() []string {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return slices.Sorted(maps.Keys(x.names))
 }
 
 // Has reports whether the index contains the Service.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -447,6 +448,9 @@ func TestIndexAppliesChanges(t *testing.T) {
 		if got := x.Has(name[0], name[1]); got != want {
 			t.Errorf("%v: %v", name, got)
 		}
+	}
+	if got := x.Namespaces(); !slices.Equal(got, []string{"a", "b"}) || x.Size() != 5 {
+		t.Errorf("namespaces %q, size %d; want a and b with three Services", got, x.Size())
 	}
 	x.Apply(true, map[string][]string{"d": {"five"}}, nil)
 	if !x.Has("d", "five") || x.Has("a", "two") {
