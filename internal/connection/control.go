@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"sync/atomic"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/version"
+	"kubevpn/pkg/wire/transport"
 )
 
 // maxMessage limits a message of the traffic manager, in bytes. The names of 100 000 Services fit.
@@ -73,4 +77,41 @@ func (c *control) follow(ctx context.Context, handle func(api.ControlMessage)) e
 			return err
 		}
 	}
+}
+
+// greet opens a session of one link with a traffic manager and exchanges hellos, without a lease and without retries.
+// It ends the session when then returns. The context of then ends with the session. cfg needs neither Links nor
+// OnSession. An error means that then was not called.
+func greet(ctx context.Context, cfg transport.ClientConfig,
+	then func(context.Context, *transport.Session, *control, *api.ManagerHello)) error {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	var greeted atomic.Bool
+	dial := cfg.Dial
+	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
+		conn, err := dial(ctx)
+		if err != nil && !greeted.Load() {
+			end(err)
+		}
+		return conn, err
+	}
+	cfg.Links = 1
+	cfg.OnSession = func(ctx context.Context, ts *transport.Session) {
+		stream, err := ts.Open(ctx, transport.Request{Proto: transport.ProtoControl})
+		if err != nil {
+			end(fmt.Errorf("opening the control stream: %w", err))
+			return
+		}
+		defer stream.Close()
+		c, hello, err := startControl(stream, api.ClientHello{Protocol: api.Protocol, Version: version.String()})
+		if err == nil {
+			greeted.Store(true)
+			then(ctx, ts, c, hello)
+		}
+		end(err)
+	}
+	if err := transport.NewClient(cfg).Run(ctx); err != nil || greeted.Load() {
+		return err
+	}
+	return context.Cause(ctx)
 }
