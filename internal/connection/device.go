@@ -30,7 +30,7 @@ const (
 // proxy's routes and names.
 func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	done := r.status.step("Configuring the network")
-	p, err := r.firstPlan(ctx)
+	p, err := r.firstPlan()
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 }
 
 // firstPlan returns the first plan. It fails if the plan needs the user's consent, or conflicts with this machine.
-func (r *routes) firstPlan(ctx context.Context) (planned, error) {
+func (r *routes) firstPlan() (planned, error) {
 	p, err := r.plan()
 	if err != nil {
 		return planned{}, err
@@ -81,9 +81,6 @@ func (r *routes) firstPlan(ctx context.Context) (planned, error) {
 		return planned{}, api.Errorf(api.ExitPermission, "cannot find the pod and Service networks of the cluster").
 			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which lets the manager " +
 				"read them.")
-	}
-	if err := r.checkUpstream(ctx, p.Overlaps); err != nil {
-		return planned{}, err
 	}
 	if len(p.Overlaps) > 0 {
 		return planned{}, overlapError(p.Overlaps)
