@@ -208,9 +208,9 @@ func (d *direct) survey(ctx context.Context) {
 	}
 }
 
-// dial opens a conn at the address that answers first. upgrade turns a TCP connection into the conn.
+// dial opens a conn at the address that answers first. upgrade turns a TCP connection to the address into the conn.
 func (d *direct) dial(ctx context.Context,
-	upgrade func(context.Context, net.Conn) (net.Conn, error)) (net.Conn, error) {
+	upgrade func(context.Context, net.Conn, netip.AddrPort) (net.Conn, error)) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
 	to, left := d.candidates(ctx)
@@ -221,13 +221,13 @@ func (d *direct) dial(ctx context.Context,
 		}
 		conn, err := podconn.Tuned(tcp)
 		if err == nil {
-			conn, err = upgrade(ctx, conn)
+			conn, err = upgrade(ctx, conn, to)
 		}
 		if err != nil {
 			tcp.Close()
 			return nil, fmt.Errorf("%v: %w", to, err)
 		}
-		return directConn{conn, to}, nil
+		return conn, nil
 	})
 	switch {
 	case conn != nil:
@@ -317,29 +317,6 @@ func readSwitch(r io.Reader) error {
 		return errors.New("the answer is not from a traffic manager")
 	}
 	return nil
-}
-
-// directConn names its address in errors. Otherwise cluster.Explain would attribute them to the API server.
-type directConn struct {
-	net.Conn
-	to netip.AddrPort
-}
-
-func (c directConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	return n, c.error(err)
-}
-
-func (c directConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	return n, c.error(err)
-}
-
-func (c directConn) error(err error) error {
-	if err == nil {
-		return nil
-	}
-	return managerError(fmt.Sprintf("the direct connection to %v", c.to), err)
 }
 
 // keptOut returns the addresses to keep out of the tunnel: those that were reached without it and, if one of them is a

@@ -113,8 +113,11 @@ func TestDirectUsesTheAddressThatAnswers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
 		echoes(t, conn)
+		conn.Close()
+		if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.HasPrefix(err.Error(), "the direct connection to "+good+": ") {
+			t.Errorf("a read after the end: %v", err)
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

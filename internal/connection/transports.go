@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -73,13 +74,19 @@ func (t *transports) preferred() (dials []func(context.Context) (net.Conn, error
 	return dials
 }
 
-// dialProxy opens a conn through the API server's pod proxy.
-func (t *transports) dialProxy(ctx context.Context) (net.Conn, error) {
+// ticket waits for a session, and returns it with its ticket and the ticket's key.
+func (t *transports) ticket(ctx context.Context) (*transport.Session, api.Ticket, *ecdsa.PrivateKey, error) {
 	ts, err := t.current.wait(ctx)
 	if err != nil {
-		return nil, err
+		return nil, api.Ticket{}, nil, err
 	}
 	ticket, key, err := t.tickets.get(ctx, ts)
+	return ts, ticket, key, err
+}
+
+// dialProxy opens a conn through the API server's pod proxy.
+func (t *transports) dialProxy(ctx context.Context) (net.Conn, error) {
+	ts, ticket, key, err := t.ticket(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -94,20 +101,16 @@ func (t *transports) dialProxy(ctx context.Context) (net.Conn, error) {
 		}
 		return nil, err
 	}
-	return t.secure(ctx, nonblock.NewBatch(conn), ticket, key)
+	return t.secure(ctx, nonblock.NewBatch(conn), "", ticket, key)
 }
 
 // dialDirect opens a conn without the API server.
 func (t *transports) dialDirect(ctx context.Context) (net.Conn, error) {
-	ts, err := t.current.wait(ctx)
+	ts, ticket, key, err := t.ticket(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ticket, key, err := t.tickets.get(ctx, ts)
-	if err != nil {
-		return nil, err
-	}
-	return t.direct.dial(ctx, func(ctx context.Context, conn net.Conn) (net.Conn, error) {
+	return t.direct.dial(ctx, func(ctx context.Context, conn net.Conn, to netip.AddrPort) (net.Conn, error) {
 		batch := nonblock.NewBatch(conn)
 		if err := requestUpgrade(ctx, batch, ticket.HeaderValue(ts.ID())); err != nil {
 			if errors.Is(err, errSilent) {
@@ -115,12 +118,13 @@ func (t *transports) dialDirect(ctx context.Context) (net.Conn, error) {
 			}
 			return nil, err
 		}
-		return t.secure(ctx, batch, ticket, key)
+		return t.secure(ctx, batch, fmt.Sprintf("the direct connection to %v", to), ticket, key)
 	})
 }
 
-// secure speaks TLS on a conn that has switched to kubevpn's protocol. If it fails, it closes the conn.
-func (t *transports) secure(ctx context.Context, batch *nonblock.Batch, ticket api.Ticket,
+// secure speaks TLS on a conn that has switched to kubevpn's protocol; via is that of the ticketConn. If it fails, it
+// closes the conn.
+func (t *transports) secure(ctx context.Context, batch *nonblock.Batch, via string, ticket api.Ticket,
 	key *ecdsa.PrivateKey) (net.Conn, error) {
 	inside := tls.Client(batch, &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -141,23 +145,42 @@ func (t *transports) secure(ctx context.Context, batch *nonblock.Batch, ticket a
 		t.tickets.forget(ticket)
 		return nil, managerError("TLS with the traffic manager", err)
 	}
-	return &ticketConn{Conn: inside, batch: batch}, nil
+	return &ticketConn{Conn: inside, batch: batch, via: via}, nil
 }
 
 // ticketConn is TLS with the manager, with the certificates of a ticket.
 type ticketConn struct {
 	*tls.Conn
 	batch *nonblock.Batch
+	via   string // describes a conn without the API server, in its errors; else empty
 }
 
 // Read returns what the manager sent. A rejection of the laptop's certificate arrives here: with TLS 1.3 the laptop's
 // side of the handshake is complete before.
 func (c *ticketConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	return n, c.attribute(err)
+}
+
+// Write sends p, of any length, in one write to the conn beneath.
+func (c *ticketConn) Write(p []byte) (int, error) {
+	n, err := c.batch.Through(c.Conn, p)
+	return n, c.attribute(err)
+}
+
+// Close closes the conn without TLS's close_notify, which blocks for five seconds if nobody reads it and adds nothing
+// to the end of the session.
+func (c *ticketConn) Close() error { return c.batch.Close() }
+
+// attribute attributes an error to the traffic manager, unless it may be the API server's.
+func (c *ticketConn) attribute(err error) error {
 	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "remote error" {
 		err = managerError("TLS with the traffic manager", err)
 	}
-	return n, err
+	if err != nil && c.via != "" {
+		err = managerError(c.via, err)
+	}
+	return err
 }
 
 // managerError attributes err to the traffic manager. Otherwise cluster.Explain would attribute the end of a connection
@@ -168,13 +191,6 @@ func managerError(doing string, err error) error {
 	}
 	return api.Errorf(api.ExitUnreachable, "%s: %w", doing, err)
 }
-
-// Write sends p, of any length, in one write to the conn beneath.
-func (c *ticketConn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
-
-// Close closes the conn without TLS's close_notify, which blocks for five seconds if nobody reads it and adds nothing
-// to the end of the session.
-func (c *ticketConn) Close() error { return c.batch.Close() }
 
 // onPreferred takes the status of the transports from pkg/wire/transport.
 func (t *transports) onPreferred(status transport.ProberStatus) {
