@@ -115,7 +115,7 @@ type shared struct {
 	current   *current                    // written by handshake
 	names     *names                      // written by handshake, or by names.follow
 	packets   *packetPath                 // its steering is written by handshake, routes and chooser
-	hosts     *hosts                      // written by the machine's resolver, routes and the flows
+	hosts     *hosts                      // written by the machine's resolver, routes and packets
 	flows     *flows                      // written by the netstack's dialer
 	namespace *wakeup.Value[string]       // in which short names are looked up first; written by SetNamespace
 	reached   *wakeup.Value[[]netip.Addr] // of the manager, outside of the tunnel; written by direct
@@ -170,7 +170,7 @@ func newConnection(cfg Config) *Connection {
 		AllowInbound: cfg.Request.AllowInbound, Settings: cfg.Request.Settings,
 	})
 	s.namespace.Update(func(n *string) { *n = cfg.Request.Namespace })
-	s.hosts = newHosts(&cfg.Request, func() string { return s.view.Load().state.DNSDomain },
+	s.hosts = newHosts(&cfg.Request, s.flows, func() string { return s.view.Load().state.DNSDomain },
 		func(w string) { s.status.warn(w) }, cfg.Logger)
 	s.packets = newPacketPath(s.current, s.hosts, cfg.Logger)
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })

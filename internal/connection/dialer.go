@@ -16,7 +16,6 @@ import (
 // dialer opens a stream of the session for each flow of the netstack.
 type dialer struct {
 	current *current
-	hosts   *hosts
 	flows   *flows
 }
 
@@ -27,24 +26,24 @@ func (d dialer) DialTCP(ctx context.Context, src, dst netip.AddrPort) (netstack.
 	if err != nil {
 		return nil, err
 	}
-	end := d.hosts.begin(packet.ProtoTCP, src, dst)
+	f := d.flows.begin(packet.ProtoTCP, src, dst)
 	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Src: src, Dst: dst})
 	if err != nil {
-		end()
+		f.end()
 		return nil, err // a bare return of (stream, err) would be a typed nil in the interface
 	}
-	f := &openFlow{proto: packet.ProtoTCP, src: src, dst: dst, stream: stream}
-	return flowStream{stream, d.flows.begin(f, end)}, nil
+	f.opened(stream)
+	return flowStream{stream, f}, nil
 }
 
 // flowStream is the stream of a flow. Its Close ends the flow.
 type flowStream struct {
 	*transport.Stream
-	end func()
+	flow *openFlow
 }
 
 func (s flowStream) Close() error {
-	defer s.end()
+	defer s.flow.end()
 	return s.Stream.Close()
 }
 
@@ -63,23 +62,24 @@ func (d dialer) packets(ctx context.Context, proto uint8, r transport.Request) (
 	if err != nil {
 		return nil, err
 	}
-	end := d.hosts.begin(proto, r.Src, r.Dst)
+	f := d.flows.begin(proto, r.Src, r.Dst)
 	p, err := s.OpenPackets(ctx, r)
 	if err != nil {
-		end()
+		f.end()
 		return nil, err
 	}
-	return flowPackets{p, d.flows.begin(&openFlow{proto: proto, src: r.Src, dst: r.Dst, stream: p}, end)}, nil
+	f.opened(p)
+	return flowPackets{p, f}, nil
 }
 
 // flowPackets is flowStream for datagrams.
 type flowPackets struct {
 	*transport.Packets
-	end func()
+	flow *openFlow
 }
 
 func (p flowPackets) Close() error {
-	defer p.end()
+	defer p.flow.end()
 	return p.Packets.Close()
 }
 

@@ -20,39 +20,61 @@ type flows struct {
 	open map[*openFlow]struct{}
 }
 
-// openFlow never changes.
+// openFlow never changes, except that its stream is set once.
 type openFlow struct {
+	among    *flows
 	proto    uint8
 	src, dst netip.AddrPort
 	since    time.Time
-	stream   interface{ Stats() transport.StreamStats }
+	stream   interface{ Stats() transport.StreamStats } // nil while it opens
 }
 
-// begin adds a flow. It returns a function that removes it, and then calls end.
-func (fs *flows) begin(f *openFlow, end func()) func() {
-	f.since = time.Now()
+// begin adds a flow whose stream is about to open.
+func (fs *flows) begin(proto uint8, src, dst netip.AddrPort) *openFlow {
+	f := &openFlow{among: fs, proto: proto, src: src, dst: dst, since: time.Now()}
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if fs.open == nil {
 		fs.open = map[*openFlow]struct{}{}
 	}
 	fs.open[f] = struct{}{}
-	return func() {
-		fs.mu.Lock()
-		delete(fs.open, f)
-		fs.mu.Unlock()
-		end()
-	}
+	return f
 }
 
+// opened sets the flow's stream.
+func (f *openFlow) opened(stream interface{ Stats() transport.StreamStats }) {
+	f.among.mu.Lock()
+	defer f.among.mu.Unlock()
+	f.stream = stream
+}
+
+// end removes the flow. Further calls do nothing.
+func (f *openFlow) end() {
+	f.among.mu.Lock()
+	defer f.among.mu.Unlock()
+	delete(f.among.open, f)
+}
+
+// list returns the flows that have a stream.
 func (fs *flows) list() []*openFlow {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	all := make([]*openFlow, 0, len(fs.open))
 	for f := range fs.open {
-		all = append(all, f)
+		if f.stream != nil {
+			all = append(all, f)
+		}
 	}
 	return all
+}
+
+// addRemotes adds the addresses to which there are flows, also those whose stream opens.
+func (fs *flows) addRemotes(to map[netip.Addr]bool) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	for f := range fs.open {
+		to[f.dst.Addr()] = true
+	}
 }
 
 // LocalSockets are the sockets of this machine, and the programs that have them, by inode. The zero value means that

@@ -79,7 +79,7 @@ func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.
 
 // dialer returns the Dialer for the flows from the device.
 func (s *shared) dialer() netstack.Dialer {
-	d := dialer{s.current, s.hosts, s.flows}
+	d := dialer{s.current, s.flows}
 	if !s.cfg.isolated() {
 		return d
 	}

@@ -38,10 +38,11 @@ const (
 // passed and the last flow to it has ended, if it may be routed. hosts is a dns.Handler, and safe for concurrent use.
 //
 //	query ─▶ cluster DNS ─▶ new addresses ── asked ─▶ routes: plan, apply ── settle ─▶ answer
-//	flows:   streams of the netstack (begin) and whole packets (see)
+//	flows:   streams of the netstack (streams) and whole packets (see)
 type hosts struct {
 	extra, exclude []string      // domains
 	domain         func() string // of the cluster
+	streams        *flows        // of the netstack
 	next           dns.Handler   // cluster DNS; set before the first query
 	asked          wakeup.Signal // there are hosts that no plan has seen
 	warn           func(string)
@@ -51,7 +52,7 @@ type hosts struct {
 
 	mu    sync.Mutex
 	known map[netip.Addr]*host
-	flows map[flow]*hostFlow
+	flows map[flow]*hostFlow // of whole packets
 }
 
 var _ dns.Handler = (*hosts)(nil)
@@ -64,9 +65,8 @@ type host struct {
 	failed  bool          // because its route could not be set: no plan may have it
 }
 
-// hostFlow is a flow to a host.
+// hostFlow is a flow to a host, whose packets cross whole.
 type hostFlow struct {
-	streams  int       // of the netstack; they report their end themselves
 	seen     bool      // a packet was seen since last
 	last     time.Time // when sweep found seen
 	answered bool      // TCP: the far end has accepted it
@@ -75,9 +75,10 @@ type hostFlow struct {
 
 const fromHere, fromThere = 1, 2
 
-func newHosts(r *api.ConnectRequest, domain func() string, warn func(string), log *slog.Logger) *hosts {
+func newHosts(r *api.ConnectRequest, streams *flows, domain func() string, warn func(string),
+	log *slog.Logger) *hosts {
 	h := &hosts{
-		extra: r.ExtraDomains, exclude: r.ExcludeDomains, domain: domain,
+		extra: r.ExtraDomains, exclude: r.ExcludeDomains, streams: streams, domain: domain,
 		asked: wakeup.NewSignal(), warn: warn, log: log,
 		known: map[netip.Addr]*host{}, flows: map[flow]*hostFlow{},
 	}
@@ -262,13 +263,16 @@ func (h *hosts) sweep() bool {
 		if s.seen {
 			s.seen, s.last = false, now
 		}
-		if s.streams == 0 && now.Sub(s.last) > s.timeout() {
+		if now.Sub(s.last) > s.timeout() {
 			delete(h.flows, f)
 			continue
 		}
 		used[f.remote.Addr()] = true
 	}
 	before := len(h.known)
+	if before > 0 {
+		h.streams.addRemotes(used)
+	}
 	maps.DeleteFunc(h.known, func(a netip.Addr, k *host) bool { return !used[a] && now.After(k.until) })
 	if len(h.known) == before {
 		return false
@@ -294,29 +298,6 @@ func (h *hosts) shown() (out []api.Host) {
 	}
 	slices.SortFunc(out, func(a, b api.Host) int { return a.Address.Compare(b.Address) })
 	return out
-}
-
-// begin counts a stream of the netstack to a host, until end is called. For other addresses it does nothing.
-func (h *hosts) begin(proto uint8, src, dst netip.AddrPort) (end func()) {
-	if !(*h.addrs.Load())[dst.Addr()] {
-		return func() {}
-	}
-	f := flow{proto, dst, src.Port()}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	s := h.flows[f]
-	if s == nil {
-		s = new(hostFlow)
-		h.flows[f] = s
-	}
-	s.streams++
-	return sync.OnceFunc(func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if s.streams--; s.streams == 0 {
-			delete(h.flows, f)
-		}
-	})
 }
 
 // see notes a whole packet to or from remote.
@@ -345,7 +326,7 @@ func (h *hosts) see(header *packet.Header, p []byte, remote netip.Addr) {
 func (h *hosts) endWhole() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	maps.DeleteFunc(h.flows, func(_ flow, s *hostFlow) bool { return s.streams == 0 })
+	clear(h.flows)
 }
 
 // sent notes a packet of this laptop, which begins a flow unless it is a later one of TCP. The caller holds mu.

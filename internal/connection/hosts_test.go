@@ -24,7 +24,7 @@ func noHosts() *hosts { return newTestHosts(nil) }
 
 func newTestHosts(warn func(string), extra ...string) *hosts {
 	r := &api.ConnectRequest{ExtraDomains: extra, ExcludeDomains: []string{"old.corp.test"}}
-	return newHosts(r, func() string { return "k8s.corp.test" }, warn, slog.New(slog.DiscardHandler))
+	return newHosts(r, new(flows), func() string { return "k8s.corp.test" }, warn, slog.New(slog.DiscardHandler))
 }
 
 // zoneFile is a cluster DNS that answers from records, and counts the queries.
@@ -177,29 +177,29 @@ func TestHostStaysForItsTTLAndItsLastFlow(t *testing.T) {
 	t.Run("streams of the netstack", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h, _ := settled(t, 30*time.Second)
-			first, second := h.begin(packet.ProtoTCP, src, dst), h.begin(packet.ProtoTCP, src, dst)
-			first()
-			first()
-			if h.gone(24 * time.Hour) {
-				t.Error("it is gone while a stream is open")
+			first, second := h.streams.begin(packet.ProtoTCP, src, dst), h.streams.begin(packet.ProtoTCP, src, dst)
+			first.end()
+			first.end()
+			if h.gone(24*time.Hour) || len(h.streams.list()) > 0 {
+				t.Error("it is gone while a stream opens, or the stream is listed")
 			}
-			second()
+			second.end()
 			if !h.gone(0) {
 				t.Error("it stays without a stream")
 			}
-			h.begin(packet.ProtoTCP, src, dst)()
+			h.streams.begin(packet.ProtoTCP, src, dst).end()
 		})
 	})
 	t.Run("gvisor takes the place of the system netstack", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h, _ := settled(t, 30*time.Second)
 			see(t, h, opened...)
-			end := h.begin(packet.ProtoUDP, src, dst)
+			f := h.streams.begin(packet.ProtoUDP, src, dst)
 			h.endWhole()
 			if h.gone(time.Minute) {
 				t.Error("it is gone while a stream is open")
 			}
-			end()
+			f.end()
 			if !h.gone(0) {
 				t.Error("it stays for a flow that gvisor resets")
 			}
