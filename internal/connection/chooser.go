@@ -16,31 +16,6 @@ import (
 // restarted in the pod.
 const gatewayGrace = 5 * time.Second
 
-// gateways checks and adds gateways for the chooser. Its errors are written for users.
-type gateways interface {
-	// May checks, changing nothing, whether a gateway of o.Image can be added to the traffic manager's pod.
-	May(ctx context.Context, o install.GatewayOptions) error
-	// Add adds a gateway, and returns when o.Ready is closed.
-	Add(ctx context.Context, o install.GatewayOptions) error
-}
-
-// clusterGateways are the gateways of a real cluster.
-type clusterGateways struct {
-	*cluster.Cluster
-	image func(context.Context) (string, error) // of the gateway
-}
-
-func (g clusterGateways) May(ctx context.Context, o install.GatewayOptions) error {
-	return install.MayAddGateway(ctx, g.Cluster, o)
-}
-
-func (g clusterGateways) Add(ctx context.Context, o install.GatewayOptions) (err error) {
-	if o.Image, err = g.image(ctx); err != nil {
-		return err
-	}
-	return install.AddGateway(ctx, g.Cluster, o)
-}
-
 // chooser chooses the netstack, and keeps the gateway that the system netstack needs.
 //
 //	look ─▶ choose ─▶ gateway wanted? ─▶ obtain ─▶ adopt ─▶ watch: gateway gone?
@@ -48,10 +23,17 @@ func (g clusterGateways) Add(ctx context.Context, o install.GatewayOptions) (err
 //	                              the checks fail ───┘          ▼ auto: adopt gvisor
 type chooser struct {
 	*shared
-	manager  *manager
-	gateways gateways
-	looked   wakeup.Value[*looked] // nil until look has ended
-	facts    facts                 // used by establish, then by watch
+	manager *manager
+	looked  wakeup.Value[*looked] // nil until look has ended
+	facts   facts                 // used by establish, then by watch
+
+	// Tests replace these functions.
+	image       func(context.Context) (string, error) // of a gateway that is added
+	mayAdd, add func(context.Context, *cluster.Cluster, install.GatewayOptions) error
+}
+
+func newChooser(s *shared, m *manager) *chooser {
+	return &chooser{shared: s, manager: m, image: m.image, mayAdd: install.MayAddGateway, add: install.AddGateway}
 }
 
 // looked is what look found.
@@ -68,7 +50,7 @@ func (c *chooser) look(ctx context.Context, proxy func(ctx context.Context, node
 	l := &looked{proxy: proxy(ctx, at.node)}
 	f := facts{Asked: c.cfg.netstack(), Proxy: l.proxy}
 	if f.Asked == api.NetstackAuto && f.asksGateway() {
-		l.pod, l.refusal = at.pod, c.gateways.May(ctx, c.gatewayIn(at.pod))
+		l.pod, l.refusal = at.pod, c.mayAdd(ctx, c.cluster, c.gatewayIn(at.pod))
 	}
 	c.status.change(func(r *report) { r.shown.ProxyMode = string(l.proxy.Mode) })
 	c.looked.Update(func(now **looked) { *now = l })
@@ -131,16 +113,20 @@ func (c *chooser) obtain(ctx context.Context) error {
 			return err
 		}
 	}
+	image, err := c.image(ctx)
+	if err != nil {
+		return err
+	}
 	waiting, cancel := context.WithCancel(ctx)
 	ready := make(chan struct{})
-	o.Ready = ready
+	o.Image, o.Ready = image, ready
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if _, err := c.view.Await(waiting, view.gatewayServes); err == nil {
 			close(ready)
 		}
 	})
-	err := c.gateways.Add(ctx, o)
+	err = c.add(ctx, c.cluster, o)
 	cancel()
 	wg.Wait()
 	return err
@@ -161,7 +147,7 @@ func (c *chooser) may(ctx context.Context, o install.GatewayOptions) error {
 	if l := c.looked.Load(); l != nil && l.pod == o.Pod {
 		return l.refusal
 	}
-	return c.gateways.May(ctx, o)
+	return c.mayAdd(ctx, c.cluster, o)
 }
 
 // awaitGateway reports whether the gateway serves this laptop within gatewayGrace.

@@ -30,9 +30,15 @@ type fakeGateways struct {
 	manager sync.Mutex // held while the manager sends messages: the laptop handles them in one goroutine
 }
 
-func (f *fakeGateways) May(context.Context, install.GatewayOptions) error { return f.refusal }
+// replace makes a connection use the gateways.
+func (f *fakeGateways) replace(s *Connection) {
+	f.s = s
+	s.chooser.image = func(context.Context) (string, error) { return "registry.example/kubevpn:1", nil }
+	s.chooser.mayAdd = func(context.Context, *cluster.Cluster, install.GatewayOptions) error { return f.refusal }
+	s.chooser.add = f.add
+}
 
-func (f *fakeGateways) Add(ctx context.Context, o install.GatewayOptions) error {
+func (f *fakeGateways) add(ctx context.Context, _ *cluster.Cluster, o install.GatewayOptions) error {
 	f.adds = append(f.adds, o)
 	if f.gone != "" && o.Pod == f.gone {
 		return api.Errorf(api.ExitNotReady, "%w: %s is being deleted", install.ErrPodGone, o.Pod)
@@ -82,8 +88,8 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 			s.cfg.Request.Netstack = tt.asked
 			s.manager.place.Update(func(p *place) { p.pod, p.node = "m-1", "n1" })
 			s.view.Update(func(v *view) { v.hello = &api.ManagerHello{Pod: "m-1"} })
-			g := &fakeGateways{s: s, refusal: tt.refusal, failure: tt.failure}
-			s.chooser.gateways = g
+			g := &fakeGateways{refusal: tt.refusal, failure: tt.failure}
+			g.replace(s)
 			if tt.there {
 				s.handshake.learn(api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}}, func(*report) {})
 			}
@@ -137,11 +143,11 @@ func TestLostGatewayIsAwaitedOrReplaced(t *testing.T) {
 				s := newTestConnection(t)
 				s.status.establish()
 				s.cfg.Request.Netstack = tt.asked
-				g := &fakeGateways{s: s, failure: tt.failure}
+				g := &fakeGateways{failure: tt.failure}
 				if tt.then != "" {
 					g.gone = tt.pod
 				}
-				s.chooser.gateways = g
+				g.replace(s)
 				s.status.change(func(r *report) { r.attached, r.greeted = true, true })
 				s.chooser.looked.Update(func(l **looked) { *l = &looked{proxy: iptablesProxy} })
 				s.chooser.facts = facts{Asked: tt.asked, Proxy: iptablesProxy}
@@ -226,8 +232,8 @@ func TestGatewayMustServeTheLease(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newTestConnection(t)
-				g := &fakeGateways{s: s}
-				s.chooser.gateways = g
+				g := new(fakeGateways)
+				g.replace(s)
 				s.cfg.Request.Netstack = "system"
 				s.greet("m-1")
 				s.view.Update(func(v *view) { v.lease.Networks = prefixes("198.19.0.0/16 fd4e::/48") })

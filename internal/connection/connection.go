@@ -180,7 +180,7 @@ func newConnection(cfg Config) *Connection {
 	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets(), direct: newDirect(s)}
 	c.handshake = &handshake{shared: s, manager: c.manager, refused: make(chan error, 1),
 		retry: func() { c.client.Retry() }}
-	c.chooser = &chooser{shared: s, manager: c.manager, gateways: clusterGateways{of, c.Image}}
+	c.chooser = newChooser(s, c.manager)
 	c.routes = newRoutes(s, c.Dial)
 	c.checker = &checker{shared: s, manager: c.manager, routes: c.routes, chooser: c.chooser,
 		probe: s.prober(c.Dial).run}

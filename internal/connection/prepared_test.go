@@ -72,7 +72,7 @@ func TestNamedNetstackDoesNotWaitForLook(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newTestConnection(t)
 				s.cfg.Request.Netstack = tt.asked
-				s.chooser.gateways = &fakeGateways{s: s}
+				new(fakeGateways).replace(s)
 				s.greet("m-1")
 				release := make(chan struct{})
 				go s.chooser.look(t.Context(), func(context.Context, string) cluster.Proxy {
