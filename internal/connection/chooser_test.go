@@ -91,7 +91,7 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 			g := &fakeGateways{refusal: tt.refusal, failure: tt.failure}
 			g.replace(s)
 			if tt.there {
-				s.handshake.learn(api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}}, func(*report) {})
+				s.handshake.learn(api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}})
 			}
 			s.chooser.look(t.Context(), func(_ context.Context, node string) cluster.Proxy {
 				if node != "n1" {
@@ -321,7 +321,7 @@ func TestProbeDecidesTheNetstack(t *testing.T) {
 			s.chooser.looked.Update(func(l **looked) { *l = &looked{proxy: iptablesProxy} })
 			s.chooser.facts = facts{Asked: tt.asked, Proxy: iptablesProxy}
 			s.handshake.learn(api.ManagerState{DNSDomain: "cluster.local", DNSServers: addrs("10.96.0.10"), Gateway: &api.Gateway{MTU: 1450, IPv4: true},
-				ProbePod: netip.MustParseAddrPort("10.244.0.2:80")}, func(*report) {})
+				ProbePod: netip.MustParseAddrPort("10.244.0.2:80")})
 			s.status.change(func(r *report) { r.attached, r.greeted = true, true })
 			s.chooser.adopt(choose(s.chooser.facts))
 			if err := s.routes.apply(t.Context(), planned{Routes: prefixes("10.96.0.0/16 10.244.0.0/24")}); err != nil {

@@ -375,7 +375,7 @@ func TestNewAddressesAreTriedAtOnce(t *testing.T) {
 		direct []string
 		want   int
 	}{{nil, 0}, {[]string{"10.0.0.1:1"}, 1}, {[]string{"10.0.0.1:1"}, 1}, {[]string{"10.0.0.2:1"}, 2}, {nil, 3}} {
-		s.handshake.learn(api.ManagerState{Direct: tt.direct}, func(*report) {})
+		s.handshake.learn(api.ManagerState{Direct: tt.direct})
 		if retries != tt.want {
 			t.Errorf("%q: %d retries, want %d", tt.direct, retries, tt.want)
 		}

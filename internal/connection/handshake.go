@@ -24,8 +24,7 @@ type view struct {
 	hello *api.ManagerHello // the latest; nil: no manager has greeted this laptop
 	state api.ManagerState
 	lease api.Lease // the inner addresses of this laptop
-	// gateway is the last gateway that a manager had, also after it is gone; gatewayPod is its pod.
-	gateway    *api.Gateway
+	// gatewayPod is the pod of the last manager that had a gateway, also after the gateway is gone.
 	gatewayPod string
 }
 
@@ -41,7 +40,7 @@ func (v view) pod() string {
 func (v *view) learn(state api.ManagerState) {
 	v.state = state
 	if state.Gateway != nil {
-		v.gateway, v.gatewayPod = state.Gateway, v.pod()
+		v.gatewayPod = v.pod()
 	}
 }
 
@@ -126,23 +125,22 @@ func (h *handshake) converse(ctx context.Context, ts *transport.Session) error {
 		v.learn(state) // before the session: direct dials its addresses
 	})
 	h.current.set(ts)
-	h.learn(state, func(r *report) { r.greeted, r.greeter = true, hello.Pod })
+	h.learn(state)
 	h.changed.Raise()
 	return c.follow(ctx, h.handle)
 }
 
-// learn publishes a state of the manager, and reports it together with what else the status must show.
-func (h *handshake) learn(state api.ManagerState, also func(*report)) {
+// learn publishes a state of the manager that has greeted this laptop.
+func (h *handshake) learn(state api.ManagerState) {
 	if !slices.Equal(h.view.Load().state.Direct, state.Direct) {
 		defer h.retry()
 	}
 	h.view.Update(func(v *view) { v.learn(state) })
-	v := h.view.Load()
-	h.packets.steer(func(s *steering) { s.gateway = v.gateway }) // other families, or another MTU
-	h.status.change(func(r *report) {
-		r.gateway = v.gatewayServes()
-		also(r)
-	})
+	if state.Gateway != nil {
+		h.packets.steer(func(s *steering) { s.gateway = state.Gateway }) // other families, or another MTU
+	}
+	serves := h.view.Load().gatewayServes()
+	h.status.change(func(r *report) { r.greeted, r.gateway = true, serves })
 }
 
 // handle processes one message of the manager.
@@ -159,7 +157,7 @@ func (h *handshake) handle(m api.ControlMessage) {
 			h.log.Error("ignoring a state of the traffic manager", "err", err)
 			return
 		}
-		h.learn(state, func(*report) {})
+		h.learn(state)
 	}
 	h.changed.Raise()
 }

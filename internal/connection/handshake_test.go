@@ -53,7 +53,7 @@ func (c *Connection) greet(pod string) {
 
 // hasGateway publishes a gateway, and chooses a netstack.
 func (c *Connection) hasGateway(g api.Gateway, netstack string) {
-	c.handshake.learn(api.ManagerState{Gateway: &g}, func(*report) {})
+	c.handshake.learn(api.ManagerState{Gateway: &g})
 	c.chooser.adopt(decision{Netstack: netstack})
 }
 
@@ -235,14 +235,15 @@ func TestUpgradeWaitsForTheGateway(t *testing.T) {
 		fails  bool
 		before func(*report) // what is not yet enough
 	}{
-		{"gateway", false, func(r *report) { r.greeted, r.greeter = true, "new" }},
+		{"gateway", false, func(r *report) { r.greeted = true }},
 		{"greeting", false, func(r *report) { r.gateway = true }},
-		{"never", true, func(r *report) { r.greeted, r.greeter = true, "new" }},
+		{"never", true, func(r *report) { r.greeted = true }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newTestConnection(t)
 				s.status.establish()
+				s.greet("new")
 				s.status.change(func(r *report) {
 					r.shown.Netstack, r.attached = api.NetstackSystem, true
 					tt.before(r)
@@ -256,7 +257,7 @@ func TestUpgradeWaitsForTheGateway(t *testing.T) {
 				default:
 				}
 				s.status.change(func(r *report) {
-					r.greeted, r.greeter, r.gateway = true, "new", true
+					r.greeted, r.gateway = true, true
 					if tt.fails {
 						r.shown.Status, r.shown.Error = api.StatusFailed, refusal
 					}

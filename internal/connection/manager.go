@@ -111,7 +111,7 @@ func noAnswer(namespace string) *api.Error {
 // the system netstack, through its gateway. If the connection fails meanwhile, await returns its error.
 func (m *manager) await(ctx context.Context, pod string) error {
 	r, err := m.status.report.Await(ctx, func(r report) bool {
-		return r.shown.Status == api.StatusFailed || r.greeter == pod && r.shown.Status == api.StatusConnected
+		return r.shown.Status == api.StatusFailed || r.shown.Status == api.StatusConnected && m.view.Load().pod() == pod
 	})
 	if r.shown.Status == api.StatusFailed {
 		return r.shown.Error

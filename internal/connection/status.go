@@ -27,11 +27,10 @@ type status struct {
 type report struct {
 	shown       api.Connection
 	warned      map[string]bool
-	established bool   // the first probe has passed
-	attached    bool   // the transport has a session with a link that is up
-	greeted     bool   // a manager has greeted this laptop on that session
-	greeter     string // the pod of the last manager that greeted this laptop
-	gateway     bool   // that manager has a gateway, which serves the addresses of this laptop's lease
+	established bool // the first probe has passed
+	attached    bool // the transport has a session with a link that is up
+	greeted     bool // a manager has greeted this laptop on that session
+	gateway     bool // that manager has a gateway, which serves the addresses of this laptop's lease
 }
 
 func newStatus(cfg *Config, shown api.Connection) *status {
