@@ -18,6 +18,7 @@ import (
 	"kubevpn/pkg/datapath/netstack"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/host/route"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -58,35 +59,12 @@ func newRoutes(s *shared,
 func (r *routes) maintain(ctx context.Context) error {
 	tick := time.NewTicker(relearn)
 	defer tick.Stop()
-	again := time.NewTimer(0)
-	again.Stop()
-	defer again.Stop()
 	sweep := time.NewTicker(hostTick)
 	defer sweep.Stop()
+	var again <-chan time.Time
 	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-again.C:
-		case <-r.hosts.asked: // an answer waits
-		case <-sweep.C:
-			if !r.hosts.sweep() {
-				continue
-			}
-		case <-tick.C:
-			if !lacking(r.view.Load().state) {
-				continue
-			}
-			if err := r.learnOwn(ctx); err != nil {
-				r.log.Info("cannot renew the view of the cluster's networks", "err", err)
-				continue
-			}
-		case <-r.changed:
-			select {
-			case <-time.After(settle):
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if err := r.awaitChange(ctx, tick.C, sweep.C, again); err != nil {
+			return err
 		}
 		err := r.replan(ctx)
 		if err != nil && ctx.Err() == nil && r.hosts.fail(err) {
@@ -96,7 +74,38 @@ func (r *routes) maintain(ctx context.Context) error {
 			// The state that was applied before still works, so flows must not end. (If the helper has ended, the
 			// owner of this connection ends it.)
 			r.log.Warn("cannot apply a change of the cluster's networks; trying again", "err", err, "in", applyAgain)
-			again.Reset(applyAgain)
+			again = time.After(applyAgain)
+		}
+	}
+}
+
+// awaitChange returns when another plan may differ from the last one, or ctx's error. It renews the user's own view of
+// the cluster's networks when tick fires, and looks for hosts that nothing uses when sweep fires.
+func (r *routes) awaitChange(ctx context.Context, tick, sweep, again <-chan time.Time) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-again:
+			return nil
+		case <-r.hosts.asked: // an answer waits
+			return nil
+		case <-sweep:
+			if r.hosts.sweep() {
+				return nil
+			}
+		case <-tick:
+			if !lacking(r.view.Load().state) {
+				continue
+			}
+			err := r.learnOwn(ctx)
+			if err == nil {
+				return nil
+			}
+			r.log.Info("cannot renew the view of the cluster's networks", "err", err)
+		case <-r.changed:
+			wakeup.Pause(ctx, settle)
+			return ctx.Err()
 		}
 	}
 }
