@@ -91,12 +91,17 @@ type Network interface {
 type Config struct {
 	Request api.ConnectRequest
 	Network Network
-	// Dial connects from the network namespace that contains the device. That namespace sends everything to the device,
-	// and the connection opens sockets of this process for traffic outside of the cluster. Nil: the device is in this
-	// machine's namespace, which sends it only traffic for the cluster.
+	// Dial and Lookup say where the device is. At most one of them is set:
+	//
+	//	neither  in this machine's network namespace, which sends it only traffic for the cluster
+	//	Dial     isolated, in a network namespace of its own, which sends it everything
+	//	Lookup   proxied: there is none, because programs use a proxy of this process
+	//
+	// Dial connects from the device's namespace. The connection opens sockets of this process for traffic outside of
+	// the cluster.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Lookup resolves a name as programs do that reach the cluster through a proxy of this process. Not nil: there is
-	// no device, and SetLink receives a link with routes and domains, but without a name and addresses.
+	// Lookup resolves a name as programs do that use the proxy. SetLink receives a link with routes and domains, but
+	// without a name and addresses.
 	Lookup   func(ctx context.Context, name string) ([]netip.Addr, error)
 	Prepared *Prepared       // for Request; New owns it. Nil: the connection prepares itself
 	Client   []byte          // secret of this user on this laptop: clientID derives an identity for each manager
