@@ -17,7 +17,6 @@ import (
 // everything, it tries gvisor.
 type checker struct {
 	*shared
-	manager *manager
 	routes  *routes
 	chooser *chooser
 	probe   func(context.Context, probeTargets) []api.Check
@@ -143,7 +142,7 @@ func (c *checker) somePod(ctx context.Context) netip.AddrPort {
 		c.log.Info("cannot list pods to probe", "err", err)
 		return netip.AddrPort{}
 	}
-	manager := c.manager.place.Load().pod
+	manager := c.view.Load().pod()
 	for _, p := range pods.Items {
 		if p.Name == manager || p.Spec.HostNetwork || p.DeletionTimestamp != nil {
 			continue

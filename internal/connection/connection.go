@@ -187,8 +187,7 @@ func newConnection(cfg Config) *Connection {
 		retry: func() { c.client.Retry() }}
 	c.chooser = newChooser(s, c.manager)
 	c.routes = newRoutes(s, c.Dial)
-	c.checker = &checker{shared: s, manager: c.manager, routes: c.routes, chooser: c.chooser,
-		probe: s.prober(c.Dial).run}
+	c.checker = &checker{shared: s, routes: c.routes, chooser: c.chooser, probe: s.prober(c.Dial).run}
 	c.client = transport.NewClient(transport.ClientConfig{
 		Dial: c.manager.dial, DialTimeout: dialTimeout, OnSession: c.handshake.onSession, OnState: c.onState,
 		Logger:    cfg.Logger,

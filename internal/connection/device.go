@@ -41,14 +41,11 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 		done("of the proxy; the network of this machine does not change")
 		return nil
 	}
-	if r.device, err = freeDevice(); err != nil {
-		return err
-	}
 	f, err := r.createTUN(ctx)
 	if err != nil {
 		return err
 	}
-	device, err := tun.Adopt(f, r.device, mtu)
+	device, err := tun.Adopt(f, f.Name(), mtu)
 	if err != nil {
 		return err
 	}
@@ -64,7 +61,7 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	if err := r.apply(ctx, p); err != nil {
 		return err
 	}
-	done("%s, names by way of %s", r.device, r.applied.ResolverMode)
+	done("%s, names by way of %s", device.Name(), r.applied.ResolverMode)
 	return nil
 }
 
@@ -107,22 +104,19 @@ func deviceExists(name string) bool {
 	return err == nil
 }
 
-// createTUN creates the device, and stores the name that it got. If another program took the name meanwhile, createTUN
-// uses the next free one.
-func (r *routes) createTUN(ctx context.Context) (f *os.File, err error) {
-	for range 3 {
-		if f, err = r.cfg.Network.CreateTUN(ctx, r.device, mtu); err == nil {
-			r.device = f.Name()
-			return f, nil
-		}
-		if !deviceExists(r.device) {
+// createTUN creates the device with the first free name. If another program takes the name meanwhile, it uses the next
+// one.
+func (r *routes) createTUN(ctx context.Context) (*os.File, error) {
+	for left := 2; ; left-- {
+		name, err := freeDevice()
+		if err != nil {
 			return nil, err
 		}
-		if r.device, err = freeDevice(); err != nil {
-			return nil, err
+		f, err := r.cfg.Network.CreateTUN(ctx, name, mtu)
+		if err == nil || left == 0 || !deviceExists(name) {
+			return f, err
 		}
 	}
-	return nil, err
 }
 
 // runStack runs the netstack until ctx ends, then removes the link and closes the device.

@@ -197,7 +197,7 @@ func (h *handshake) hello() (api.ClientHello, error) {
 
 // taken returns the networks of this machine, other tunnels among them, that an inner network must not overlap.
 func (h *handshake) taken() ([]netip.Prefix, error) {
-	found, err := h.cfg.overlaps(routable.Inner(), h.packets.deviceName())
+	found, err := h.overlaps(routable.Inner())
 	if err != nil {
 		return nil, err
 	}

@@ -37,11 +37,11 @@ func (c *Config) netstack() string {
 }
 
 // overlaps returns the local networks that overlap prefixes, except those of the connection's own device.
-func (c *Config) overlaps(prefixes []netip.Prefix, device string) ([]route.Overlap, error) {
-	if c.isolated() || c.proxied() {
+func (s *shared) overlaps(prefixes []netip.Prefix) ([]route.Overlap, error) {
+	if s.cfg.isolated() || s.cfg.proxied() {
 		return nil, nil
 	}
-	found, err := route.Overlaps(prefixes, []string{device})
+	found, err := route.Overlaps(prefixes, []string{s.packets.deviceName()})
 	if err != nil {
 		return nil, fmt.Errorf("reading this machine's routes: %w", err)
 	}

@@ -14,7 +14,6 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/pkg/datapath/routable"
-	"kubevpn/pkg/host/route"
 )
 
 // This file collects the input of the plan from the manager, from the cluster with the user's own rights, and from this
@@ -85,7 +84,7 @@ func (r *routes) learnInner() {
 				"there", p))
 			continue
 		}
-		found, err := r.cfg.overlaps([]netip.Prefix{p}, r.device)
+		found, err := r.overlaps([]netip.Prefix{p})
 		if err != nil {
 			r.log.Warn("cannot look for overlaps", "err", err)
 		}
@@ -95,7 +94,6 @@ func (r *routes) learnInner() {
 		}
 		inner = append(inner, p)
 	}
-	r.inner = inner
 	r.packets.steer(func(s *steering) { s.inner = inner })
 }
 
@@ -103,16 +101,14 @@ func (r *routes) learnInner() {
 func (r *routes) known() networks {
 	v := r.view.Load()
 	n := networks{
-		Cluster: slices.Concat(networksOf(v.state), r.own.Pods, r.own.Services),
-		Extra:   r.cfg.Request.ExtraCIDRs,
-		Exclude: r.cfg.Request.ExcludeCIDRs,
-		Consent: r.cfg.Request.Consent.Networks,
-		Path:    slices.Clone(r.cluster.Addresses()),
-		Inner:   r.inner,
-		Hosts:   r.hosts.wanted(),
-		Overlaps: func(prefixes []netip.Prefix) ([]route.Overlap, error) {
-			return r.cfg.overlaps(prefixes, r.device)
-		},
+		Cluster:  slices.Concat(networksOf(v.state), r.own.Pods, r.own.Services),
+		Extra:    r.cfg.Request.ExtraCIDRs,
+		Exclude:  r.cfg.Request.ExcludeCIDRs,
+		Consent:  r.cfg.Request.Consent.Networks,
+		Path:     slices.Clone(r.cluster.Addresses()),
+		Inner:    r.packets.steering.Load().inner,
+		Hosts:    r.hosts.wanted(),
+		Overlaps: r.overlaps,
 	}
 	if r.cfg.proxied() {
 		n.Inner = nil // other laptops are reached with a device only

@@ -41,12 +41,10 @@ const (
 type routes struct {
 	*shared
 	zone    *zone
-	device  string // the name of the TUN device
 	stack   atomic.Pointer[netstack.Stack]
-	own     cluster.CIDRs  // what the user's own rights show; zero unless the manager lacks rights
-	inner   []netip.Prefix // inner networks that this machine can route
-	planned planned        // as applied
-	link    api.Link       // as applied
+	own     cluster.CIDRs // what the user's own rights show; zero unless the manager lacks rights
+	planned planned       // as applied
+	link    api.Link      // as applied
 	applied api.NetworkApplied
 }
 
@@ -156,7 +154,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	}
 	match, search, left := r.zone.domains(v.state.DNSDomain, p.Cluster)
 	link := api.Link{
-		Name: r.device, MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named,
+		Name: r.packets.deviceName(), MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named,
 		Resolver: v.lease.Resolver, MatchDomains: match, SearchDomains: search,
 	}
 	switch {

@@ -58,8 +58,8 @@ func TestInnerNetworksOutsideTheirSpaceAreDropped(t *testing.T) {
 	s := newTestConnection(t)
 	s.handshake.handle(api.ControlMessage{State: &api.ManagerState{InnerNetworks: prefixes("8.8.8.0/24 198.18.0.0/16 100.64.0.0/10")}})
 	s.routes.learnInner()
-	if slices.ContainsFunc(s.routes.inner, func(p netip.Prefix) bool { return p != netip.MustParsePrefix("198.18.0.0/16") }) {
-		t.Errorf("routed: %v", s.routes.inner)
+	if slices.ContainsFunc(s.packets.steering.Load().inner, func(p netip.Prefix) bool { return p != netip.MustParsePrefix("198.18.0.0/16") }) {
+		t.Errorf("routed: %v", s.packets.steering.Load().inner)
 	}
 	if w := strings.Join(s.Status().Warnings, "\n"); !strings.Contains(w, "8.8.8.0/24") || !strings.Contains(w, "100.64.0.0/10") {
 		t.Errorf("warnings: %s", w)
