@@ -35,13 +35,16 @@ type names struct {
 	index  *dns.Index
 	forget func(changed map[string][]string) // forgets answers about these Services; set before anything is applied
 	told   chan struct{}                     // closed when somebody has listed names, or nobody will
+	tell   func()                            // closes told; further calls do nothing
 
 	mu   sync.Mutex
 	from source
 }
 
 func newNames() *names {
-	return &names{index: new(dns.Index), forget: func(map[string][]string) {}, told: make(chan struct{})}
+	told := make(chan struct{})
+	return &names{index: new(dns.Index), forget: func(map[string][]string) {}, told: told,
+		tell: sync.OnceFunc(func() { close(told) })}
 }
 
 // maxNames limits the index: Services and namespaces together.
@@ -88,22 +91,6 @@ func (n *names) apply(from source, d api.NameDelta) (left int) {
 
 // isLabel reports whether name is valid for a Service or a namespace.
 func isLabel(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
-
-// giveUp ends the wait for names: nobody may list them.
-func (n *names) giveUp() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.tell()
-}
-
-// tell closes told. The caller holds mu.
-func (n *names) tell() {
-	select {
-	case <-n.told:
-	default:
-		close(n.told)
-	}
-}
 
 // known returns the best source that has listed names.
 func (n *names) known() source {
@@ -152,7 +139,7 @@ func (s *shared) followNames(ctx context.Context, kube kubernetes.Interface) err
 						api.NameDelta{Reset: true, Add: map[string][]string{namespace: services}})
 					s.changed.Raise()
 				})
-			s.names.giveUp()
+			s.names.tell() // nobody may list them
 			if of.Err() == nil {
 				s.status.warn("Services in " + namespace + " have no short names: " + s.cluster.Explain(err).Error())
 			}

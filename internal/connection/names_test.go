@@ -19,7 +19,7 @@ func TestShortNamesWaitForTheList(t *testing.T) {
 		want time.Duration
 	}{
 		{"told", func(n *names) { n.apply(fromManager, api.NameDelta{Reset: true}) }, time.Second},
-		{"nobody_may_tell", (*names).giveUp, time.Second},
+		{"nobody_may_tell", func(n *names) { n.tell() }, time.Second},
 		{"not_told", func(*names) {}, namesTimeout},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
