@@ -25,14 +25,9 @@ func (c *Connection) Counters() Counters {
 	if stack := c.routes.stack.Load(); stack != nil {
 		out.Netstack = stack.Stats()
 	}
-	p := c.packets
-	sent := p.sender.Stats()
-	out.Dropped = map[string]uint64{
-		"packet_queue_full": sent.Dropped, "packet_malformed": p.malformed.Load() + sent.Malformed,
-		"packet_foreign": p.foreign.Load(), "packet_unwelcome": p.unwelcome.Load(), "packet_denied": p.denied.Load(),
-		"packet_device": p.unwritten.Load(),
-	}
-	out.PacketQueue = netstack.Use{Used: int64(sent.Queued), Limit: packetlink.Streams * packetlink.DefaultLimit}
+	out.Dropped = c.packets.dropped()
+	queued := c.packets.sender.Stats().Queued
+	out.PacketQueue = netstack.Use{Used: int64(queued), Limit: packetlink.Streams * packetlink.DefaultLimit}
 	cached, limit := c.routes.zone.cache.Len()
 	out.DNSCache = netstack.Use{Used: int64(cached), Limit: int64(limit)}
 	out.Hosts = netstack.Use{Used: int64(len(c.hosts.shown())), Limit: maxHosts}

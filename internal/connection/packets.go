@@ -132,9 +132,17 @@ func (p *packetPath) run(ctx context.Context) {
 	p.sender.Run(ctx)
 	p.running.Wait()
 	sent := p.sender.Stats()
-	p.log.Debug("packet streams", "packets", sent.Packets, "dropped", sent.Dropped, "broken", sent.Broken,
-		"malformed", p.malformed.Load()+sent.Malformed, "foreign", p.foreign.Load(),
-		"unwelcome", p.unwelcome.Load(), "denied", p.denied.Load(), "unwritten", p.unwritten.Load())
+	p.log.Debug("packet streams", "packets", sent.Packets, "broken", sent.Broken, "dropped", p.dropped())
+}
+
+// dropped counts dropped packets by reason.
+func (p *packetPath) dropped() map[string]uint64 {
+	sent := p.sender.Stats()
+	return map[string]uint64{
+		"packet_queue_full": sent.Dropped, "packet_malformed": p.malformed.Load() + sent.Malformed,
+		"packet_foreign": p.foreign.Load(), "packet_unwelcome": p.unwelcome.Load(), "packet_denied": p.denied.Load(),
+		"packet_device": p.unwritten.Load(),
+	}
 }
 
 // deviceName returns the name of the device; empty before there is one.
