@@ -27,15 +27,20 @@ type Measurement struct {
 // Measure opens a session with the traffic manager in a pod, measures the transports as every session does, and ends
 // the session. It takes no lease, and sends some hundred kilobytes. If the time is over or the session ends before all
 // transports have been measured, the rest is TransportTrying. Errors are *api.Error, or ctx's.
-func Measure(ctx context.Context, c *cluster.Cluster, namespace, pod string) (out Measurement, err error) {
+func Measure(ctx context.Context, c *cluster.Cluster, namespace, pod string) (Measurement, error) {
+	t := newMeasuring(c, namespace, pod)
+	return t.measure(ctx, func(ctx context.Context) (net.Conn, error) {
+		return t.pods.PortForward(ctx, namespace, pod, api.ManagerPort)
+	})
+}
+
+// measure is Measure with the dial function of the port-forward.
+func (t *transports) measure(ctx context.Context,
+	dial func(context.Context) (net.Conn, error)) (out Measurement, err error) {
 	bounded, cancel := context.WithTimeout(ctx, measureTimeout)
 	defer cancel()
-	t := newMeasuring(c, namespace, pod)
 	err = greet(bounded, transport.ClientConfig{
-		Preferred: t.preferred(), OnPreferred: t.onPreferred,
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			return t.pods.PortForward(ctx, namespace, pod, api.ManagerPort)
-		},
+		Dial: dial, Preferred: t.preferred(), OnPreferred: t.onPreferred,
 	}, func(ctx context.Context, ts *transport.Session, _ *control, hello *api.ManagerHello) {
 		t.view.Update(func(v *view) { v.hello, v.state = hello, hello.State })
 		t.current.set(ts)
@@ -49,12 +54,13 @@ func Measure(ctx context.Context, c *cluster.Cluster, namespace, pod string) (ou
 		_, out.Transports = t.describe(time.Now())
 	})
 	if err != nil && bounded.Err() != nil {
-		err = noAnswer(namespace)
+		err = noAnswer(t.manager.place.Load().namespace)
 	}
-	return out, c.ExplainContext(ctx, err)
+	return out, t.cluster.ExplainContext(ctx, err)
 }
 
-// newMeasuring returns the transports to the traffic manager in a pod, without a connection.
+// newMeasuring returns the transports to the traffic manager in a pod, without a connection. It sets those fields of
+// shared that transports use.
 func newMeasuring(c *cluster.Cluster, namespace, pod string) *transports {
 	s := &shared{
 		cfg: new(Config), log: slog.New(slog.DiscardHandler), cluster: c, pods: podconn.New(c),

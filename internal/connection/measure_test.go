@@ -1,0 +1,82 @@
+package connection
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/pkg/wire/transport"
+	"kubevpn/pkg/wire/transport/transporttest"
+)
+
+// measuringTest returns the transports of a cluster that no test dials.
+func measuringTest(t *testing.T) *transports {
+	t.Helper()
+	c, err := cluster.Load([]byte(kubeconfig), cluster.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newMeasuring(c, "kubevpn", "m-1")
+}
+
+func TestMeasureReturnsTheHelloAndAllTransports(t *testing.T) {
+	listener := transporttest.NewListener()
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error)
+	go func() {
+		served <- manage(ctx, listener, func(ctx context.Context, ts *transport.Session, control *transport.Stream) {
+			json.NewEncoder(control).Encode(api.ControlMessage{Hello: &api.ManagerHello{Protocol: api.Protocol, Version: "v1"}})
+			for {
+				in, err := ts.Accept(ctx)
+				if err != nil {
+					return
+				}
+				in.Reject(transport.CodeProhibited) // no tickets
+			}
+		})
+	}()
+	began := time.Now()
+	m, err := measuringTest(t).measure(ctx, listener.Dial)
+	if took := time.Since(began); err != nil || m.Hello.Version != "v1" || took > measureTimeout {
+		t.Errorf("%+v after %v, %v", m, took, err)
+	}
+	var got []string
+	for _, one := range m.Transports {
+		got = append(got, fmt.Sprintf("%s %s %v", one.Name, one.State, one.Seconds > 0))
+	}
+	want := []string{"port-forward in use true", "api-proxy failing false", "direct failing false"}
+	if !slices.Equal(got, want) {
+		t.Errorf("transports and whether they have a round trip: %q, want %q", got, want)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMeasureNamesTheFault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silent := func(context.Context) (net.Conn, error) { near, _ := net.Pipe(); return near, nil }
+		refused := func(context.Context) (net.Conn, error) { return nil, errors.New("refused") }
+		m := measuringTest(t)
+		if _, err := m.measure(t.Context(), silent); api.AsError(err) == nil || err.Error() != "the traffic manager does not answer" {
+			t.Errorf("a manager that is silent: %v", err)
+		}
+		if _, err := m.measure(t.Context(), refused); err == nil || err.Error() != "refused" {
+			t.Errorf("a manager that cannot be dialled: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := m.measure(ctx, silent); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the caller does not wait: %v", err)
+		}
+	})
+}
