@@ -97,9 +97,7 @@ func (c *checker) tryGVisor(ctx context.Context, checks []api.Check) ([]api.Chec
 // user's rights.
 func (c *checker) targets(ctx context.Context) probeTargets {
 	state := c.view.Load().state
-	routed := func(a netip.Addr) bool {
-		return slices.ContainsFunc(c.routes.planned.Routes, func(p netip.Prefix) bool { return p.Contains(a) })
-	}
+	routed := func(a netip.Addr) bool { return covers(c.routes.planned.Routes, a) }
 	t := probeTargets{Name: "kubernetes.default.svc." + state.DNSDomain, VIP: state.ProbeVIP}
 	if routed(state.ProbePod.Addr()) { // an answer from outside of the tunnel would prove nothing
 		t.Pod = state.ProbePod

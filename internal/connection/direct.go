@@ -322,9 +322,7 @@ func readSwitch(r io.Reader) error {
 // keptOut returns the addresses to keep out of the tunnel: those that were reached without it and, if one of them is a
 // pod's, the address of the current pod.
 func keptOut(reached []netip.Addr, state api.ManagerState) []netip.Addr {
-	inPod := func(a netip.Addr) bool {
-		return slices.ContainsFunc(state.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
-	}
+	inPod := func(a netip.Addr) bool { return covers(state.PodCIDRs, a) }
 	out := slices.Clone(reached)
 	if !slices.ContainsFunc(reached, inPod) {
 		return out

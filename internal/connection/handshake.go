@@ -211,7 +211,7 @@ func (h *handshake) taken() ([]netip.Prefix, error) {
 		}
 	}
 	for _, a := range h.cluster.Addresses() { // they are never routed
-		if a = a.Unmap(); slices.ContainsFunc(routable.Inner(), func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if a = a.Unmap(); covers(routable.Inner(), a) {
 			set.Add(a)
 		}
 	}

@@ -216,7 +216,7 @@ func (h *hosts) settle(p planned) {
 		if k == nil {
 			continue
 		}
-		if why == "" && !slices.ContainsFunc(p.Routes, func(r netip.Prefix) bool { return r.Contains(a) }) {
+		if why == "" && !covers(p.Routes, a) {
 			why = "its network is not routed"
 		}
 		h.decide(a, k, why)

@@ -76,9 +76,7 @@ func (s *steering) accepts(h *packet.Header) bool {
 }
 
 // isInner reports whether the address belongs to a laptop.
-func (s *steering) isInner(a netip.Addr) bool {
-	return slices.ContainsFunc(s.inner, func(p netip.Prefix) bool { return p.Contains(a) })
-}
+func (s *steering) isInner(a netip.Addr) bool { return covers(s.inner, a) }
 
 // packetPath carries whole packets between the device and the traffic manager.
 //

@@ -200,7 +200,7 @@ func (p *planner) addHosts() error {
 	for _, h := range add {
 		switch {
 		case p.out.Hosts[h.Addr()] != "":
-		case slices.ContainsFunc(p.out.Routes, func(r netip.Prefix) bool { return r.Contains(h.Addr()) }):
+		case covers(p.out.Routes, h.Addr()):
 		case len(p.out.Routes) >= routable.MaxRoutes:
 			p.out.Hosts[h.Addr()] = "this connection has too many routes"
 		default:
@@ -486,6 +486,11 @@ func linkAddrs(l api.Lease, routes []netip.Prefix) []netip.Prefix {
 		return all
 	}
 	return slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().Is6() })
+}
+
+// covers reports whether one of the prefixes contains the address.
+func covers(prefixes []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // hostPrefixes returns each address as a prefix of that address alone.

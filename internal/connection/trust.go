@@ -155,7 +155,7 @@ func checkLease(l api.Lease) error {
 			return reject("%v: two addresses of one family", l.Addrs)
 		}
 		family[a.Is4()] = true
-		if !slices.ContainsFunc(l.Networks, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if !covers(l.Networks, a) {
 			return reject("the address %v, which is not in the networks %v of the lease", a, l.Networks)
 		}
 	}
