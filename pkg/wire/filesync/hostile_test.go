@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"kubevpn/internal/testenv"
 )
@@ -127,4 +130,31 @@ func TestFailuresAreLimited(t *testing.T) {
 	if st.Files != 2 { // all but b
 		t.Errorf("%d files at the target", st.Files)
 	}
+}
+
+// TestRejectedFileIsRemoved checks that the version that a target kept, since it could not write the next one, is
+// removed with the file.
+func TestRejectedFileIsRemoved(t *testing.T) {
+	dir := make(chan string, 1)
+	removed := make(chan string, 1)
+	s := hostile(t, func(w *wire) error {
+		src := <-dir
+		done := func() error { return errors.Join(w.send(kindDone, []byte("{}")), w.flush()) }
+		err := errors.Join(w.send(kindEnd, nil), w.flush(), w.until(kindEnd), done())
+		write(t, src, "b", "the second version")
+		err = errors.Join(err, w.until(kindEnd), w.sendJSON(kindFailed, failedReport{[]byte("b"), "no room"}), done(),
+			os.Remove(filepath.Join(src, "b")), w.until(kindRemove))
+		removed <- string(w.in)
+		return errors.Join(err, w.until(kindEnd), done(), w.until(kindEnd))
+	})
+	dir <- s.cfg.Dir
+	select {
+	case name := <-removed:
+		if name != "b" {
+			t.Errorf("removed %q", name)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatalf("the source removes nothing; status %+v", s.Status())
+	}
+	testenv.Until(t, "a and c remain", func() bool { return s.Status().Files == 2 })
 }

@@ -344,7 +344,6 @@ func (ss *session) round(ctx context.Context, p plan, since time.Time) error {
 func (ss *session) acknowledged(
 	ctx context.Context, sent map[string]entry, removed []string, result *Batch,
 ) error {
-	maps.Copy(ss.target, sent)
 	for _, name := range removed {
 		delete(ss.target, name)
 	}
@@ -361,8 +360,11 @@ func (ss *session) acknowledged(
 			}
 			name := string(report.Path)
 			if e, ok := sent[name]; ok {
-				delete(ss.target, name)
 				ss.rejected[name] = e
+				delete(sent, name)
+				if _, ok := ss.target[name]; ok {
+					ss.target[name] = entry{} // the target may still have what was sent earlier
+				}
 			}
 			result.Rejected++
 			result.Failed = addFailure(result.Failed, name, errors.New(report.Error[:min(len(report.Error), maxPath)]))
@@ -370,6 +372,7 @@ func (ss *session) acknowledged(
 			if err := json.Unmarshal(f.payload, result); err != nil {
 				return fmt.Errorf("%w: %w", errProtocol, err)
 			}
+			maps.Copy(ss.target, sent)
 			result.Complete = !ss.completed && len(ss.changing) == 0
 			ss.completed = ss.completed || result.Complete
 			return nil
