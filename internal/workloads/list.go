@@ -265,7 +265,7 @@ func (l *lister) modes(w *Workload) (modes []string, reason string) {
 	return modes, cmp.Or(reason, "a sidecar requires a workload that replaces its pods")
 }
 
-// Holders returns the owners of the agents that run in a pod.
+// Holders returns the owners of the agents that run in a pod, each once for each mode.
 func Holders(p *corev1.Pod) []api.Holder {
 	var all []api.Holder
 	add := func(name, mode string, env []corev1.EnvVar) {
@@ -278,7 +278,9 @@ func Holders(p *corev1.Pod) []api.Holder {
 				holder.Owner = api.CleanLine(strings.ReplaceAll(e.Value, "$$", "$"))
 			}
 		}
-		all = append(all, holder)
+		if !slices.Contains(all, holder) {
+			all = append(all, holder)
+		}
 	}
 	for _, c := range p.Spec.EphemeralContainers {
 		if !hasEnded(p, c.Name) {
@@ -288,5 +290,5 @@ func Holders(p *corev1.Pod) []api.Holder {
 	for _, c := range p.Spec.Containers {
 		add(c.Name, api.ModeSidecar, c.Env)
 	}
-	return slices.CompactFunc(all, func(a, b api.Holder) bool { return a.Owner == b.Owner && a.Mode == b.Mode })
+	return all
 }

@@ -1,6 +1,7 @@
 package workloads
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -113,6 +114,21 @@ func TestListShowsModesPortsAndOwners(t *testing.T) {
 		if d := cmp.Diff(tt.want, got); d != "" || len(list.Warnings) > 0 {
 			t.Errorf("%s %s (-want +got):\n%s\n%q", tt.namespace, tt.selector, d, list.Warnings)
 		}
+	}
+}
+
+// TestHoldersListsEachOwnerOnce has an owner with two agents, and another owner's between them.
+func TestHoldersListsEachOwnerOnce(t *testing.T) {
+	var p corev1.Pod
+	for n, owner := range []string{"ann@laptop", "bob@desk", "ann@laptop"} {
+		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+				Name: fmt.Sprintf("kubevpn-agent-%d", n+1), Env: agentEnv(owner)}})
+	}
+	want := []api.Holder{{Owner: "ann@laptop", Mode: api.ModeEphemeral, Pods: 1},
+		{Owner: "bob@desk", Mode: api.ModeEphemeral, Pods: 1}}
+	if d := cmp.Diff(want, Holders(&p)); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
 	}
 }
 
