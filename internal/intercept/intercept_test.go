@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/testenv"
 )
 
@@ -443,6 +444,48 @@ func TestSidecarIsAddedAndUndone(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestModeIsChosenByAnotherPod has a pod that a rollout deletes while the intercept asks about it. The list of pods
+// shows that, and the next pod, later.
+func TestModeIsChosenByAnotherPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		var changing sync.WaitGroup
+		w.refused = func(p *corev1.Pod) error {
+			if p.Name != "web-a" {
+				return api.Errorf(api.ExitInject, "pod security forbids it")
+			}
+			changing.Go(func() {
+				time.Sleep(time.Second)
+				w.addPod("web-b")
+				w.removePod("web-a")
+			})
+			return cluster.PodGone(p.Namespace, p.Name)
+		}
+		i, _, err := begin(t, w, api.InterceptSpec{Ports: []api.PortMap{{Container: 8080}}})
+		changing.Wait()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := i.Status(); s.Mode != api.ModeSidecar || s.ModeReason != "pod security forbids it" {
+			t.Errorf("mode %s: %s", s.Mode, s.ModeReason)
+		}
+	})
+}
+
+func TestModeIsNotChosenWhenEachPodIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-0", "web-1", "web-2", "web-3", "web-4", "web-5", "web-6", "web-7")
+		asked := 0
+		w.refused = func(p *corev1.Pod) error {
+			asked++
+			return cluster.PodGone(p.Namespace, p.Name)
+		}
+		if _, _, err := begin(t, w, api.InterceptSpec{}); !errors.Is(err, cluster.ErrPodGone) || asked != maxGonePods+1 {
+			t.Errorf("asked about %d pods: %v", asked, err)
+		}
+	})
 }
 
 // If the traffic manager does not reach pods, the probes fail, and their result is unknown.

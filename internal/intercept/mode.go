@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -39,22 +40,9 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 		}
 		mode = api.ModeSidecar
 	default:
-		pod, err := i.somePod(ctx)
-		if err != nil {
+		var err error
+		if mode, reason, err = i.chooseByPod(ctx); err != nil {
 			return err
-		}
-		if pod == nil {
-			reason = "no pod runs, so kubevpn could not check"
-			break
-		}
-		rejection := i.pods.MayInject(ctx, pod, i.agent())
-		switch {
-		case rejection == nil:
-			reason = "the cluster allows an ephemeral container with NET_ADMIN"
-		case errors.Is(rejection, cluster.ErrPodGone), !injectionRejected(rejection), rollsOut(i.workload) != nil:
-			return rejection
-		default:
-			mode, reason = api.ModeSidecar, rejection.Error()
 		}
 	}
 	if err := i.checkPull(ctx, mode); err != nil {
@@ -71,6 +59,36 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 	return nil
 }
 
+// maxGonePods is how many pods chooseByPod asks about that are deleted meanwhile.
+const maxGonePods = 5
+
+// chooseByPod chooses the mode for auto: it asks the API server whether one pod may get an ephemeral container. If that
+// pod is deleted meanwhile, as in a rollout, it asks about another one.
+func (i *Intercept) chooseByPod(ctx context.Context) (mode, reason string, err error) {
+	gone := make(map[types.UID]bool)
+	for {
+		pod, err := i.somePod(ctx, gone)
+		if err != nil {
+			return "", "", err
+		}
+		if pod == nil {
+			return api.ModeEphemeral, "no pod runs, so kubevpn could not check", nil
+		}
+		rejection := i.pods.MayInject(ctx, pod, i.agent())
+		switch {
+		case rejection == nil:
+			return api.ModeEphemeral, "the cluster allows an ephemeral container with NET_ADMIN", nil
+		case errors.Is(rejection, cluster.ErrPodGone) && len(gone) < maxGonePods:
+			i.log.Info("asking about another pod", "cause", rejection)
+			gone[pod.UID] = true
+		case errors.Is(rejection, cluster.ErrPodGone), !injectionRejected(rejection), rollsOut(i.workload) != nil:
+			return "", "", rejection
+		default:
+			return api.ModeSidecar, rejection.Error(), nil
+		}
+	}
+}
+
 // checkPull returns an error if the pods cannot pull the agent's image, as far as the user can see.
 func (i *Intercept) checkPull(ctx context.Context, mode string) error {
 	if !i.private {
@@ -79,7 +97,7 @@ func (i *Intercept) checkPull(ctx context.Context, mode string) error {
 	var pod *corev1.Pod // a sidecar is in the pods of the next template
 	if mode == api.ModeEphemeral {
 		var err error
-		if pod, err = i.somePod(ctx); err != nil {
+		if pod, err = i.somePod(ctx, nil); err != nil {
 			return err
 		}
 	}
@@ -93,16 +111,21 @@ func injectionRejected(err error) bool {
 	return code == api.ExitInject || code == api.ExitPermission
 }
 
-// somePod waits for the list of pods, and returns one that runs, or nil.
-func (i *Intercept) somePod(ctx context.Context) (pod *corev1.Pod, err error) {
+// somePod waits for the list of pods without those in gone, and returns one that runs, or nil.
+func (i *Intercept) somePod(ctx context.Context, gone map[types.UID]bool) (pod *corev1.Pod, err error) {
 	err = i.await(ctx, func() bool {
+		outdated := false // the list still has a pod that is gone
 		for _, c := range i.sorted() {
-			if c.runs() {
+			if !c.runs() {
+				continue
+			}
+			if !gone[c.pod.UID] {
 				pod = c.pod
 				break
 			}
+			outdated = true
 		}
-		return i.listed
+		return i.listed && (pod != nil || !outdated)
 	})
 	return pod, err
 }
