@@ -70,20 +70,21 @@ type world struct {
 	objects   map[string]*unstructured.Unstructured // by resource and name: "services/web"
 	conflicts int                                   // the number of writes that fail with a conflict
 
-	private   bool                                                               // NeedsPullSecret
-	denied    error                                                              // MayPatch
-	refused   func(*corev1.Pod) error                                            // Inject
-	mute      chan struct{}                                                      // logs are empty until it is closed; nil: not
-	infoPorts []uint16                                                           // the InfoPorts of the agents
-	stale     bool                                                               // Inject does not notice that an agent has ended
-	bypass    bool                                                               // packets bypass the agents
-	noRoute   bool                                                               // the traffic manager does not reach the pods
-	infoLine  func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
-	oldAgents bool                                                               // agents cannot record
-	place     string                                                             // the node of new pods
-	adding    func()                                                             // called by Inject
-	claims    map[types.UID][]api.Claim                                          // the initial claims of a pod's agent
-	logged    map[types.UID]chan struct{}                                        // closed and replaced when an agent's log changes
+	private     bool                                                               // NeedsPullSecret
+	denied      error                                                              // MayPatch
+	refused     func(*corev1.Pod) error                                            // Inject
+	mute        chan struct{}                                                      // logs are empty until it is closed; nil: not
+	infoPorts   []uint16                                                           // the InfoPorts of the agents
+	stale       bool                                                               // Inject does not notice that an agent has ended
+	bypass      bool                                                               // packets bypass the agents
+	noRoute     bool                                                               // the traffic manager does not reach the pods
+	infoLine    func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
+	oldAgents   bool                                                               // agents cannot record
+	place       string                                                             // the node of new pods
+	annotations map[string]string                                                  // of new pods
+	adding      func()                                                             // called by Inject
+	claims      map[types.UID][]api.Claim                                          // the initial claims of a pod's agent
+	logged      map[types.UID]chan struct{}                                        // closed and replaced when an agent's log changes
 }
 
 const clusterIP = "10.96.0.80"
@@ -149,7 +150,7 @@ func (w *world) addPodWithSpec(name string, spec corev1.PodSpec) *corev1.Pod {
 		Spec:       spec,
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.244.0.%d", n)},
 	}
-	p.Spec.NodeName = w.place
+	p.Spec.NodeName, p.Annotations = w.place, w.annotations
 	w.list = append(w.list, p)
 	w.logged[p.UID] = make(chan struct{})
 	w.notify()

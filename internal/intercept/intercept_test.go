@@ -446,6 +446,31 @@ func TestSidecarIsAddedAndUndone(t *testing.T) {
 	}
 }
 
+func TestBypassedSidecarHasCausesOfItsOwn(t *testing.T) {
+	for name, tt := range map[string]struct {
+		annotations map[string]string
+		want        string
+	}{
+		"no_mesh": {nil, "has restored the Service's target port"},
+		"mesh":    {map[string]string{"ambient.istio.io/redirection": "enabled"}, "Istio in ambient mode, which receives"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "web-a")
+				w.bypass, w.annotations = true, tt.annotations
+				_, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeSidecar, Ports: []api.PortMap{{Container: 8080}}})
+				e := api.AsError(err)
+				if e == nil || e.Code != api.ExitIntercept || !strings.Contains(e.Hint, tt.want) {
+					t.Fatalf("got %+v", e)
+				}
+				if strings.Contains(e.Hint, "--mode sidecar") || strings.Contains(e.Hint, "netfilter") {
+					t.Errorf("the hint is for an ephemeral agent: %s", e.Hint)
+				}
+			})
+		})
+	}
+}
+
 // TestModeIsChosenByAnotherPod has a pod that a rollout deletes while the intercept asks about it. The list of pods
 // shows that, and the next pod, later.
 func TestModeIsChosenByAnotherPod(t *testing.T) {

@@ -316,14 +316,28 @@ func (i *Intercept) recordCheck(c api.Check) {
 
 // errorBypassed returns the error of a probe that did not reach the agent, with the likely causes.
 func (i *Intercept) errorBypassed(ctx context.Context, pod *corev1.Pod, c api.Check) error {
+	causes := sidecarCauses(pod)
+	if i.plan == nil {
+		causes = i.causes(ctx, pod)
+	}
 	return api.Errorf(api.ExitIntercept,
 		"the intercept receives no traffic: a probe to %s did not reach the agent in pod %s: %s", c.Target, pod.Name,
 		c.Seen).
 		WithHint("%s. kubevpn has undone the intercept: requests go to the application.",
-			strings.Join(i.causes(ctx, pod), ". "))
+			strings.Join(causes, ". "))
 }
 
-// causes returns what may keep packets from the agent in this pod.
+// sidecarCauses returns what may keep connections from a sidecar in this pod.
+func sidecarCauses(pod *corev1.Pod) []string {
+	if mesh, _ := workloads.Mesh(pod); mesh != "" {
+		return []string{fmt.Sprintf("The pod belongs to a service mesh, %s, which receives its connections before the "+
+			"agent, and may reject those from outside the mesh, such as the probe", mesh)}
+	}
+	return []string{"Connections do not arrive at the agent's port: the cause may be a controller that has restored " +
+		"the Service's target port, a service mesh, or the cluster's network plugin"}
+}
+
+// causes returns what may keep packets from an ephemeral agent in this pod.
 func (i *Intercept) causes(ctx context.Context, pod *corev1.Pod) []string {
 	var causes []string
 	switch mesh, container := workloads.Mesh(pod); {
