@@ -57,8 +57,9 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 
 // world is a cluster in memory: a workload with pods, their agents, and a Service. It implements pods, objects and Session.
 type world struct {
-	t    testing.TB
-	kube kubernetes.Interface
+	t      testing.TB
+	kube   kubernetes.Interface
+	logger *slog.Logger // of the intercepts
 
 	mu       sync.Mutex
 	workload *workloads.Workload
@@ -91,7 +92,7 @@ const clusterIP = "10.96.0.80"
 
 func newWorld(t testing.TB, pods ...string) *world {
 	w := &world{
-		place: "node1", t: t, kube: fake.NewClientset(), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
+		place: "node1", logger: quiet(), t: t, kube: fake.NewClientset(), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
 		claims: make(map[types.UID][]api.Claim), logged: make(map[types.UID]chan struct{}), objects: make(map[string]*unstructured.Unstructured),
 	}
 	w.workload = &workloads.Workload{
@@ -746,7 +747,7 @@ func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSp
 	t.Helper()
 	i, err = newIntercept(Config{
 		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: key,
-		Progress: func(api.Event) {}, Logger: quiet(),
+		Progress: func(api.Event) {}, Logger: w.logger,
 	}, w, w)
 	if err != nil {
 		t.Fatal(err)

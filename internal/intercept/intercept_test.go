@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"regexp"
 	"slices"
 	"strings"
@@ -444,6 +445,46 @@ func TestSidecarIsAddedAndUndone(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestUnreadableTemplateIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		var log logBuffer
+		w.logger = slog.New(slog.NewTextHandler(&log, nil))
+		if _, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeSidecar, Ports: []api.PortMap{{Container: 8080}}}); err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		unstructured.RemoveNestedField(w.objects["deployments/web"].Object, "spec", "template", "spec", "containers")
+		w.mu.Unlock()
+		w.addPod("web-b")
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if text := log.String(); !strings.Contains(text, "cannot tell whether the template has the agent") ||
+				!strings.Contains(text, "it has no containers") {
+				return errors.New(text)
+			}
+			return nil
+		})
+	})
+}
+
+// logBuffer is a log that a test reads while others write.
+type logBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func TestBypassedSidecarHasCausesOfItsOwn(t *testing.T) {

@@ -144,8 +144,12 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 		case template == nil:
 			continue // the workload no longer exists
 		}
-		if undone, _, err := undoSidecar(template, i.identity.hash); err != nil ||
-			!equality.Semantic.DeepEqual(template, undone) {
+		undone, _, err := undoSidecar(template, i.identity.hash)
+		if err != nil {
+			i.log.Warn("cannot tell whether the template has the agent", "pod", without.name, "err", err)
+			continue
+		}
+		if !equality.Semantic.DeepEqual(template, undone) {
 			continue // the pod predates the agent
 		}
 		return api.Errorf(api.ExitIntercept,
