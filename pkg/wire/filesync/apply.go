@@ -159,7 +159,7 @@ func (r *receiver) create(c *incoming) error {
 
 // put moves a complete file into its place.
 func (r *receiver) put(c *incoming) error {
-	err := errors.Join(c.f.Chmod(r.mode(c.path, c.perm)), c.f.Close())
+	err := errors.Join(c.f.Chmod(c.perm), c.f.Close())
 	if err == nil {
 		err = r.root.Chtimes(c.temp, time.Time{}, time.Unix(0, c.mtime))
 	}
@@ -190,18 +190,6 @@ func (r *receiver) removeTemp() {
 	if err := r.root.Remove(c.temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.target.cfg.Logger.Warn("cannot remove a temporary file", "path", c.temp, "err", err)
 	}
-}
-
-// mode returns the permissions of a new file: those of the source, or of the file that it replaces if the source has
-// none.
-func (r *receiver) mode(path string, perm fs.FileMode) fs.FileMode {
-	if !r.noModes {
-		return perm
-	}
-	if info, err := r.root.Lstat(path); err == nil && info.Mode().IsRegular() {
-		return info.Mode().Perm()
-	}
-	return 0o644
 }
 
 // replace renames a temporary file or link to the path of an entry.
@@ -237,9 +225,6 @@ func (r *receiver) clear(name, path string) error {
 
 func (r *receiver) makeDir(path string, e entry) error {
 	perm := e.perm | ownerAll
-	if r.noModes {
-		perm = 0o755
-	}
 	info, err := r.root.Lstat(path)
 	exists := err == nil && info.IsDir()
 	if err == nil && !exists {
@@ -252,7 +237,7 @@ func (r *receiver) makeDir(path string, e entry) error {
 			return err
 		}
 	}
-	if r.noModes || exists && info.Mode().Perm() == perm {
+	if exists && info.Mode().Perm() == perm {
 		return nil
 	}
 	return r.root.Chmod(path, perm) // that of Mkdir is subject to the umask

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -157,9 +156,6 @@ func (ss *session) readTarget(ctx context.Context) error {
 		}
 		if length += len(name); len(ss.target) >= maxEntries || length > ss.namesMost {
 			return fmt.Errorf("%w: too many entries", errProtocol)
-		}
-		if runtime.GOOS == "windows" {
-			e.perm = 0
 		}
 		ss.target[name] = e
 	}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"time"
 
@@ -139,7 +138,7 @@ func (s *Source) connect(ctx context.Context) (completed bool, err error) {
 // deadlines.
 func (s *Source) greet(w *wire) error {
 	late := time.AfterFunc(helloTimeout, func() { w.conn.Close() })
-	err := w.sendHello(hello{File: s.tree.only, Name: filepath.Base(s.cfg.Dir), NoModes: runtime.GOOS == "windows"})
+	err := w.sendHello(hello{File: s.tree.only, Name: filepath.Base(s.cfg.Dir)})
 	if err == nil {
 		_, err = w.receiveHello()
 	} else if _, _, readErr := w.receive(); readErr != nil && !errors.Is(readErr, io.EOF) {

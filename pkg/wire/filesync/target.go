@@ -126,14 +126,13 @@ func (t *Target) serve(w *wire) error {
 
 // place is the destination of files. The Target touches nothing outside of root.
 type place struct {
-	root    *os.Root
-	noModes bool
+	root *os.Root
 	// If the source has one file: its name there, and here.
 	theirs, ours string
 }
 
 func (t *Target) openPlace(h hello) (place, error) {
-	p := place{noModes: h.NoModes}
+	var p place
 	parent := t.cfg.Dir
 	if h.File != "" {
 		p.theirs, p.ours = h.File, h.Name

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -180,10 +179,7 @@ func (t *tree) readPath(p string, op fsnotify.Op) {
 // localEntry is newEntry with the permissions that the target gets.
 func localEntry(info fs.FileInfo) entry {
 	e := newEntry(info)
-	switch {
-	case runtime.GOOS == "windows": // the target keeps its own
-		e.perm = 0
-	case e.kind == dir:
+	if e.kind == dir {
 		e.perm |= ownerAll
 	}
 	return e

@@ -84,9 +84,8 @@ type hello struct {
 	Protocol string `json:"protocol"` // helloProtocol
 	Version  int    `json:"version"`
 	// Only the source sets these.
-	File    string `json:"file,omitempty"`    // the only path that it will send; empty: a directory
-	Name    string `json:"name,omitempty"`    // what the user calls that file
-	NoModes bool   `json:"noModes,omitempty"` // the source has no permissions: the target keeps those of its files
+	File string `json:"file,omitempty"` // the only path that it will send; empty: a directory
+	Name string `json:"name,omitempty"` // what the user calls that file
 }
 
 const helloProtocol = "kubevpn-filesync"
