@@ -39,6 +39,21 @@
 // A file that changes while it is read is discarded and read again after 100 ms, and a file of 8 MiB or more has to
 // rest for 100 ms first. After ten seconds it is sent as it is, since a file that is always written would never arrive.
 //
+// # What the Source keeps
+//
+// The plan of a round compares the entries of the tree with these:
+//
+//	                 who adds a path                     who clears it                       effect on the plan
+//	target           readTarget; acknowledged, what was  acknowledged, what was removed      other than in the tree: sent; not in
+//	                 sent                                                                    the tree: removed
+//	rejected         unread, its content; acknowledged,  read, if its time is coarse; run,   not sent while its entry stays the
+//	                 if the target failed                all of them once a minute           same
+//	changing         later: it was written a moment ago  sendFile, when it is sent; plan,    not sent for restMost since it was
+//	                 (waits) or while it was read        if it needs no sending any more     added; not complete while there is one
+//	tree.unreadable  fail, its metadata or directory     readPath, if it can be read or is   not removed, nor what is below
+//	                                                     gone; readAll
+//	tree.failed      the same                            round, which reports it             none
+//
 // # Ignored files
 //
 // A file .kubevpnignore in the directory, or else .gitignore, has patterns of gitignore(5). Such files in
