@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/podenv"
 	"kubevpn/internal/workloads"
 )
 
@@ -196,20 +197,20 @@ func ofDeployment(r *appsv1.ReplicaSet) bool {
 func checkReferences(ctx context.Context, kube kubernetes.Interface, spec corev1.PodSpec, from, to string) error {
 	var missing []string
 	seen := map[string]bool{}
-	for _, r := range references(spec) {
-		what := r.kind + " " + r.name
-		if r.name == "" || r.optional != nil && *r.optional || seen[what] {
+	for _, r := range podenv.References(spec) {
+		what := r.Kind + " " + r.Name
+		if r.Name == "" || r.Optional || seen[what] {
 			continue
 		}
 		seen[what] = true
 		var err error
-		switch core, o := kube.CoreV1(), (metav1.GetOptions{}); r.kind {
-		case kindConfigMap:
-			_, err = core.ConfigMaps(to).Get(ctx, r.name, o)
-		case kindSecret:
-			_, err = core.Secrets(to).Get(ctx, r.name, o)
-		case kindAccount:
-			_, err = core.ServiceAccounts(to).Get(ctx, r.name, o)
+		switch core, o := kube.CoreV1(), (metav1.GetOptions{}); r.Kind {
+		case podenv.KindConfigMap:
+			_, err = core.ConfigMaps(to).Get(ctx, r.Name, o)
+		case podenv.KindSecret:
+			_, err = core.Secrets(to).Get(ctx, r.Name, o)
+		case podenv.KindServiceAccount:
+			_, err = core.ServiceAccounts(to).Get(ctx, r.Name, o)
 		}
 		switch {
 		case apierrors.IsNotFound(err):
@@ -223,68 +224,6 @@ func checkReferences(ctx context.Context, kube kubernetes.Interface, spec corev1
 	}
 	return api.Errorf(api.ExitWorkload, "the namespace %s lacks objects that the pods need: %s", to, joined(missing)).
 		WithHint("Copy them from the namespace %s, or clone there.", from)
-}
-
-const (
-	kindConfigMap = "ConfigMap"
-	kindSecret    = "Secret"
-	kindAccount   = "ServiceAccount"
-)
-
-// reference is an object of its namespace that a pod names.
-type reference struct {
-	kind, name string
-	optional   *bool
-}
-
-// references returns the objects that a pod names, in order, without its claims.
-func references(spec corev1.PodSpec) []reference {
-	all := []reference{{kindAccount, spec.ServiceAccountName, nil}}
-	add := func(kind, name string, optional *bool) { all = append(all, reference{kind, name, optional}) }
-	for _, s := range spec.ImagePullSecrets {
-		add(kindSecret, s.Name, nil)
-	}
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
-		for _, e := range c.EnvFrom {
-			if e.ConfigMapRef != nil {
-				add(kindConfigMap, e.ConfigMapRef.Name, e.ConfigMapRef.Optional)
-			}
-			if e.SecretRef != nil {
-				add(kindSecret, e.SecretRef.Name, e.SecretRef.Optional)
-			}
-		}
-		for _, e := range c.Env {
-			if e.ValueFrom == nil {
-				continue
-			}
-			if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
-				add(kindConfigMap, r.Name, r.Optional)
-			}
-			if r := e.ValueFrom.SecretKeyRef; r != nil {
-				add(kindSecret, r.Name, r.Optional)
-			}
-		}
-	}
-	for _, v := range spec.Volumes {
-		if v.ConfigMap != nil {
-			add(kindConfigMap, v.ConfigMap.Name, v.ConfigMap.Optional)
-		}
-		if v.Secret != nil {
-			add(kindSecret, v.Secret.SecretName, v.Secret.Optional)
-		}
-		if v.Projected == nil {
-			continue
-		}
-		for _, p := range v.Projected.Sources {
-			if p.ConfigMap != nil {
-				add(kindConfigMap, p.ConfigMap.Name, p.ConfigMap.Optional)
-			}
-			if p.Secret != nil {
-				add(kindSecret, p.Secret.Name, p.Secret.Optional)
-			}
-		}
-	}
-	return all
 }
 
 // joined returns "a, b and c".

@@ -2,6 +2,7 @@ package podenv
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 
@@ -14,23 +15,25 @@ func (r *Reader) ReadAhead(ctx context.Context) {
 	all := r.objects(ctx)
 	var mu sync.Mutex
 	var reading sync.WaitGroup
-	configMaps, secrets := r.named()
-	for _, name := range configMaps {
+	named := make(map[Reference]bool) // without Optional: each object once
+	for _, of := range References(corev1.PodSpec{Containers: []corev1.Container{*r.container}, Volumes: r.mounted()}) {
+		of.Optional = false
+		if named[of] {
+			continue
+		}
+		named[of] = true
 		reading.Go(func() {
 			one := r.objects(ctx)
-			_, _ = one.configMap(name) // an error is kept as well
+			switch of.Kind {
+			case KindConfigMap:
+				_, _ = one.configMap(of.Name) // an error is kept as well
+			case KindSecret:
+				_, _ = one.secret(of.Name)
+			}
 			mu.Lock()
 			defer mu.Unlock()
-			all.configMaps[name] = one.configMaps[name]
-		})
-	}
-	for _, name := range secrets {
-		reading.Go(func() {
-			one := r.objects(ctx)
-			_, _ = one.secret(name)
-			mu.Lock()
-			defer mu.Unlock()
-			all.secrets[name] = one.secrets[name]
+			maps.Copy(all.configMaps, one.configMaps)
+			maps.Copy(all.secrets, one.secrets)
 		})
 	}
 	if r.serviceLinks() {
@@ -46,18 +49,23 @@ func (r *Reader) ReadAhead(ctx context.Context) {
 	r.ahead = all
 }
 
-// mountsVolume reports whether the container mounts the volume from the pod.
-func (r *Reader) mountsVolume(name string) bool {
-	_, replaced := r.here[name]
-	return !replaced && slices.ContainsFunc(r.container.VolumeMounts, func(m corev1.VolumeMount) bool {
-		return m.Name == name
-	})
+// mounted returns the volumes that the container mounts from the pod.
+func (r *Reader) mounted() (all []corev1.Volume) {
+	for _, v := range r.pod.Spec.Volumes {
+		_, replaced := r.here[v.Name]
+		if !replaced && slices.ContainsFunc(r.container.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.Name == v.Name
+		}) {
+			all = append(all, v)
+		}
+	}
+	return all
 }
 
 // tokensNamed returns the tokens of the container's volumes.
 func (r *Reader) tokensNamed() (all []tokenOf) {
-	for _, v := range r.pod.Spec.Volumes {
-		if v.Projected == nil || !r.mountsVolume(v.Name) {
+	for _, v := range r.mounted() {
+		if v.Projected == nil {
 			continue
 		}
 		for _, s := range v.Projected.Sources {
@@ -67,49 +75,4 @@ func (r *Reader) tokensNamed() (all []tokenOf) {
 		}
 	}
 	return all
-}
-
-// named returns the names of the ConfigMaps and Secrets of the container's environment and volumes, each once.
-func (r *Reader) named() (configMaps, secrets []string) {
-	for _, from := range r.container.EnvFrom {
-		if from.ConfigMapRef != nil {
-			configMaps = append(configMaps, from.ConfigMapRef.Name)
-		}
-		if from.SecretRef != nil {
-			secrets = append(secrets, from.SecretRef.Name)
-		}
-	}
-	for _, v := range r.container.Env {
-		if v.ValueFrom != nil && v.ValueFrom.ConfigMapKeyRef != nil {
-			configMaps = append(configMaps, v.ValueFrom.ConfigMapKeyRef.Name)
-		}
-		if v.ValueFrom != nil && v.ValueFrom.SecretKeyRef != nil {
-			secrets = append(secrets, v.ValueFrom.SecretKeyRef.Name)
-		}
-	}
-	for _, v := range r.pod.Spec.Volumes {
-		if !r.mountsVolume(v.Name) {
-			continue
-		}
-		if v.ConfigMap != nil {
-			configMaps = append(configMaps, v.ConfigMap.Name)
-		}
-		if v.Secret != nil {
-			secrets = append(secrets, v.Secret.SecretName)
-		}
-		if v.Projected == nil {
-			continue
-		}
-		for _, s := range v.Projected.Sources {
-			if s.ConfigMap != nil {
-				configMaps = append(configMaps, s.ConfigMap.Name)
-			}
-			if s.Secret != nil {
-				secrets = append(secrets, s.Secret.Name)
-			}
-		}
-	}
-	slices.Sort(configMaps)
-	slices.Sort(secrets)
-	return slices.Compact(configMaps), slices.Compact(secrets)
 }
