@@ -2,6 +2,7 @@ package api
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 
 	"kubevpn/pkg/protocol/httpmatch"
@@ -24,6 +25,9 @@ const (
 	// connects by pods/portforward, because a container's log is available only up to a second after its start.
 	AgentInfoPortVariable = "KUBEVPN_INFO_PORT"
 )
+
+// IsAgent reports whether a container with that name is an agent.
+func IsAgent(container string) bool { return strings.HasPrefix(container, AgentPrefix) }
 
 // AgentInfo is a JSON line on the agent's standard output. It names the agent of the pod to which the owner connects.
 // It is trustworthy, because the kubelet serves the container's log. The agent prints another one whenever the leader

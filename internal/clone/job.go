@@ -245,7 +245,7 @@ func (p *plan) dropAntiAffinity() {
 // dropAgents removes the containers of intercepts in sidecar mode.
 func (p *plan) dropAgents() {
 	p.template.Spec.Containers = slices.DeleteFunc(p.template.Spec.Containers, func(c corev1.Container) bool {
-		return strings.HasPrefix(c.Name, api.AgentPrefix)
+		return api.IsAgent(c.Name)
 	})
 }
 

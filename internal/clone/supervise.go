@@ -60,12 +60,7 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 		Resources:                initResources(target.Resources),
 		VolumeMounts:             []corev1.VolumeMount{mount},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		SecurityContext: &corev1.SecurityContext{
-			RunAsUser: new(int64(65532)), RunAsGroup: new(int64(65532)), RunAsNonRoot: new(true),
-			AllowPrivilegeEscalation: new(false),
-			ReadOnlyRootFilesystem:   new(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-		},
+		SecurityContext:          workloads.Restricted(),
 	}}, pod.InitContainers...)
 	return nil
 }

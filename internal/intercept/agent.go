@@ -16,7 +16,7 @@ func sidecarOf(p *corev1.Pod, hash string) string {
 		owned := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool {
 			return v.Name == api.AgentOwnerVariable && v.Value == hash
 		})
-		if isAgent(c.Name) && owned {
+		if api.IsAgent(c.Name) && owned {
 			return c.Name
 		}
 	}

@@ -272,7 +272,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 	for n, name := range old {
 		p := w.addPodWithSpec(fmt.Sprintf("new-%d-%d", generation, n), template.Spec)
 		for _, c := range template.Spec.Containers {
-			if isAgent(c.Name) {
+			if api.IsAgent(c.Name) {
 				w.mu.Lock()
 				if w.agents[p.UID] == nil { // the others are standbys
 					w.agents[p.UID] = startAgent(w.t, nil)

@@ -189,13 +189,13 @@ func (r *resetter) find(ctx context.Context,
 func agentRuns(p *corev1.Pod) bool {
 	return slices.ContainsFunc(slices.Concat(p.Status.EphemeralContainerStatuses, p.Status.ContainerStatuses),
 		func(s corev1.ContainerStatus) bool {
-			return isAgent(s.Name) && s.State.Running != nil
+			return api.IsAgent(s.Name) && s.State.Running != nil
 		})
 }
 
 // hasSidecar reports whether the pod's template contains an agent. The rollout replaces such a pod.
 func hasSidecar(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return isAgent(c.Name) })
+	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return api.IsAgent(c.Name) })
 }
 
 // reset ends the agents of one pod, and returns the claims that they had. It leaves a pod with a sidecar to the

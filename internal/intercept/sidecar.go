@@ -124,26 +124,12 @@ func sidecarContainer(a workloads.Agent, name string) corev1.Container {
 		Image:           a.Image,
 		ImagePullPolicy: corev1.PullIfNotPresent,
 		Args:            []string{"agent"},
-		Env: []corev1.EnvVar{
-			{Name: api.AgentOwnerVariable, Value: a.Owner},
-			{Name: api.AgentNameVariable, Value: workloads.Literal(a.OwnerName)},
-			{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{
-				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIPs"},
-			}},
-		},
+		Env:             a.Environment(),
 		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 			corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi"),
 		}},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		SecurityContext: &corev1.SecurityContext{
-			RunAsUser:                new(int64(65532)),
-			RunAsGroup:               new(int64(65532)),
-			RunAsNonRoot:             new(true),
-			AllowPrivilegeEscalation: new(false),
-			ReadOnlyRootFilesystem:   new(true),
-			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-		},
+		SecurityContext:          workloads.Restricted(),
 	}
 }
 
@@ -157,7 +143,7 @@ func sidecarPort(spec corev1.PodSpec, c corev1.Container, port workloads.Port,
 	}
 	prefix := fmt.Sprintf("%s/%d:", port.Protocol, port.Port)
 	for _, other := range spec.Containers {
-		if !isAgent(other.Name) {
+		if !api.IsAgent(other.Name) {
 			continue
 		}
 		for _, arg := range other.Args {
@@ -185,8 +171,6 @@ func sidecarPort(spec corev1.PodSpec, c corev1.Container, port workloads.Port,
 	return name, listen
 }
 
-func isAgent(container string) bool { return strings.HasPrefix(container, api.AgentPrefix) }
-
 func nextSidecar(spec corev1.PodSpec) string {
 	for n := 1; ; n++ {
 		name := api.AgentPrefix + strconv.Itoa(n)
@@ -206,7 +190,7 @@ func addDefault(template map[string]any, spec corev1.PodSpec, container string) 
 	}
 	for _, c := range spec.Containers {
 		for _, e := range c.Env {
-			if isAgent(c.Name) && e.Name == sidecarDefaultVariable {
+			if api.IsAgent(c.Name) && e.Name == sidecarDefaultVariable {
 				return e.Value, nil
 			}
 		}
@@ -238,7 +222,7 @@ func undoSidecar(template map[string]any, owner string) (without map[string]any,
 	added := ""
 	for _, raw := range containers {
 		c, _ := raw.(map[string]any)
-		if name, _ := c["name"].(string); !isAgent(name) {
+		if name, _ := c["name"].(string); !api.IsAgent(name) {
 			kept = append(kept, raw)
 			continue
 		}

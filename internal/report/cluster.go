@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -70,9 +69,7 @@ func (c Cluster) Collect(ctx context.Context) []Part {
 			intercepted = append(intercepted, &list.Items[i])
 		}
 	}
-	logs = append(logs, c.logs(ctx, s, intercepted, func(container string) bool {
-		return strings.HasPrefix(container, api.AgentPrefix)
-	})...)
+	logs = append(logs, c.logs(ctx, s, intercepted, api.IsAgent)...)
 	return append([]Part{s.Part}, logs...)
 }
 

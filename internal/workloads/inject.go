@@ -33,21 +33,39 @@ type Agent struct {
 	Replaced []string
 }
 
+// Environment returns the variables of every agent's container.
+func (a Agent) Environment() []corev1.EnvVar {
+	return []corev1.EnvVar{
+		{Name: api.AgentOwnerVariable, Value: Literal(a.Owner)},
+		{Name: api.AgentNameVariable, Value: Literal(a.OwnerName)},
+		{Name: agentAddress, ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIPs"}}},
+	}
+}
+
+// Restricted returns the security context of a container of kubevpn's image that complies with the "restricted" pod
+// security standard. It overrides the pod's defaults.
+func Restricted() *corev1.SecurityContext {
+	return &corev1.SecurityContext{
+		RunAsUser:                new(int64(65532)),
+		RunAsGroup:               new(int64(65532)),
+		RunAsNonRoot:             new(true),
+		AllowPrivilegeEscalation: new(false),
+		ReadOnlyRootFilesystem:   new(true),
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+}
+
 // container returns the agent as an ephemeral container. Its only capability is NET_ADMIN, for the redirects. It
 // overrides the pod's defaults, such as a user and runAsNonRoot.
 func (a Agent) container(name string) corev1.EphemeralContainer {
 	c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-		Name:            name,
-		Image:           a.Image,
-		ImagePullPolicy: corev1.PullIfNotPresent,
-		Args:            []string{"agent"},
-		Env: []corev1.EnvVar{
-			{Name: api.AgentOwnerVariable, Value: Literal(a.Owner)},
-			{Name: api.AgentNameVariable, Value: Literal(a.OwnerName)},
-			{Name: agentAddress,
-				ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1",
-					FieldPath: "status.podIPs"}}},
-		},
+		Name:                     name,
+		Image:                    a.Image,
+		ImagePullPolicy:          corev1.PullIfNotPresent,
+		Args:                     []string{"agent"},
+		Env:                      a.Environment(),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
 			RunAsUser:                new(int64(0)),

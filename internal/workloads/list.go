@@ -269,7 +269,7 @@ func (l *lister) modes(w *Workload) (modes []string, reason string) {
 func Holders(p *corev1.Pod) []api.Holder {
 	var all []api.Holder
 	add := func(name, mode string, env []corev1.EnvVar) {
-		if !strings.HasPrefix(name, api.AgentPrefix) {
+		if !api.IsAgent(name) {
 			return
 		}
 		holder := api.Holder{Mode: mode, Pods: 1}

@@ -94,13 +94,13 @@ func (w *Workload) PortsOf(container string) []Port {
 func serving(spec corev1.PodSpec) []corev1.Container {
 	var all []corev1.Container
 	for _, c := range spec.Containers {
-		if !strings.HasPrefix(c.Name, api.AgentPrefix) {
+		if !api.IsAgent(c.Name) {
 			all = append(all, c)
 		}
 	}
 	for _, c := range spec.InitContainers {
 		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways &&
-			!strings.HasPrefix(c.Name, api.AgentPrefix) {
+			!api.IsAgent(c.Name) {
 			all = append(all, c)
 		}
 	}

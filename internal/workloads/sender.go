@@ -24,16 +24,8 @@ func (s Sender) container(name string) corev1.EphemeralContainer {
 		ImagePullPolicy:          corev1.PullIfNotPresent,
 		Args:                     s.Args,
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		SecurityContext: &corev1.SecurityContext{
-			// Not the pod's user, which may be that of a mesh's proxy: the mesh does not redirect its own proxy.
-			RunAsUser:                new(int64(65532)),
-			RunAsGroup:               new(int64(65532)),
-			RunAsNonRoot:             new(true),
-			AllowPrivilegeEscalation: new(false),
-			ReadOnlyRootFilesystem:   new(true),
-			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-		},
+		// Not the pod's user, which may be that of a mesh's proxy: the mesh does not redirect its own proxy.
+		SecurityContext: Restricted(),
 	}}
 }
 
