@@ -160,29 +160,22 @@ func (r *resetter) progress(e api.Event) {
 // closes stopped.
 func (r *resetter) find(ctx context.Context,
 	w *workloads.Workload) (intercepted []corev1.Pod, all int, stopped <-chan struct{}, err error) {
-	first, ended := make(chan []corev1.Pod, 1), make(chan error, 1)
+	listing, end := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		ended <- r.pods.WatchPods(ctx, w, func(pods []corev1.Pod) {
-			r.states.Update(pods)
-			select {
-			case first <- pods:
-			default: // only the first list counts
-			}
-		})
+		end(r.pods.WatchPods(ctx, w, r.states.Update))
 	}()
-	select {
-	case pods := <-first:
-		for _, p := range pods {
-			if p.DeletionTimestamp == nil && agentRuns(&p) {
-				intercepted = append(intercepted, p)
-			}
-		}
-		return intercepted, len(pods), done, nil
-	case err := <-ended:
-		return nil, 0, done, err
+	pods, err := r.states.List(listing)
+	if err != nil {
+		return nil, 0, done, context.Cause(listing)
 	}
+	for _, p := range pods {
+		if p.DeletionTimestamp == nil && agentRuns(&p) {
+			intercepted = append(intercepted, p)
+		}
+	}
+	return intercepted, len(pods), done, nil
 }
 
 // agentRuns reports whether an agent of any owner runs in the pod. Do not run its image elsewhere: the owner chose it.

@@ -149,6 +149,12 @@ func (ps *Pods) Update(list []corev1.Pod) {
 	ps.latest.Update(func(l *podList) { *l = podList{listed: true, pods: list} })
 }
 
+// List waits until Update was called, and returns the latest pods. The caller must not change them. The error is ctx's.
+func (ps *Pods) List(ctx context.Context) ([]corev1.Pod, error) {
+	l, err := ps.latest.Await(ctx, func(l podList) bool { return l.listed })
+	return l.pods, err
+}
+
 // Await returns an Await of p. It identifies p by the UID: a later pod may have the same name.
 func (ps *Pods) Await(p *corev1.Pod) Await {
 	return func(ctx context.Context, ok func(*corev1.Pod) bool) (*corev1.Pod, error) {
