@@ -107,7 +107,7 @@ type Intercept struct {
 	log      *slog.Logger
 	identity identity
 	pods     pods
-	target   *cloneTarget
+	target   wakeup.Value[*api.ClonePods] // of the requests: a clone's pods, immutable; nil: this laptop
 	records  *records
 	claim    api.ClaimOrder // the same for every pod; readWorkload sets the ports
 
@@ -162,7 +162,7 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 	now := time.Now()
 	i := &Intercept{
 		cfg: cfg, log: cfg.Logger.With("workload", cfg.Namespace+"/"+cfg.Workload), identity: id,
-		pods: pods, objects: objects, target: newCloneTarget(cfg.Clone), records: newRecords(cfg.Spec.Record),
+		pods: pods, objects: objects, records: newRecords(cfg.Spec.Record),
 		claim: api.ClaimOrder{
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
 			Observe: cfg.Spec.Observe, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
@@ -179,6 +179,9 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 		},
 	}
 	i.status.ID = i.claim.ID
+	if cfg.Clone {
+		i.target.Update(func(now **api.ClonePods) { *now = &api.ClonePods{Addresses: []netip.Addr{}} })
+	}
 	return i, nil
 }
 

@@ -89,9 +89,9 @@ func (c *tlsConn) Close() error { return c.batch.Close() }
 //	                  ▲          │
 //	                  └──────────┘ the agent no longer lists the claim: it released it while the laptop did not answer
 type link struct {
-	dial   dialFunc       // dials conns
-	claim  api.ClaimOrder // without the target
-	target *cloneTarget
+	dial   dialFunc                      // dials conns
+	claim  api.ClaimOrder                // without the target
+	target *wakeup.Value[*api.ClonePods] // as in Intercept
 	record *records
 	about  api.Exchange // the fields of the exchanges that the laptop knows
 	serve  func(context.Context, *transport.Session)
@@ -211,7 +211,7 @@ func ownClaim(state *api.AgentState, id string) *api.Claim {
 // keepClaimed claims until the agent accepts, and again when the agent no longer lists the claim or the target changes.
 func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan struct{}) {
 	for ctx.Err() == nil {
-		pods, changed := l.target.current()
+		pods, changed := l.target.Get()
 		select { // reports from before the claim do not count
 		case <-lost:
 		default:

@@ -364,7 +364,7 @@ func (c *podIntercept) keepLinked(ctx context.Context, infos <-chan api.AgentInf
 // newLink returns a link to the agent that g names, and makes it the pod's link.
 func (c *podIntercept) newLink(g api.AgentInfo) *link {
 	config := c.i.identity.tlsConfig(g.Key)
-	l := &link{claim: c.i.claim, target: c.i.target, record: c.i.records,
+	l := &link{claim: c.i.claim, target: &c.i.target, record: c.i.records,
 		about: api.Exchange{Namespace: c.i.cfg.Namespace, Workload: c.i.cfg.Workload, Pod: c.name,
 			Match: c.i.status.Match},
 		serve: c.i.server.accept, budget: c.i.server.budget, log: c.i.log.With("pod", c.name)}
