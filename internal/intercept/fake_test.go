@@ -31,8 +31,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/dynamic"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -55,7 +58,7 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// world is a cluster in memory: a workload with pods, their agents, and a Service. It implements pods, objects and Session.
+// world is a cluster in memory: a workload with pods, their agents, and a Service. It implements pods and Session.
 type world struct {
 	t      testing.TB
 	kube   kubernetes.Interface
@@ -234,7 +237,21 @@ func (w *world) MayInject(_ context.Context, p *corev1.Pod, _ workloads.Agent) e
 	return workloads.Unfit("pod/"+p.Name, p.Spec)
 }
 
-func (w *world) read(_ context.Context, r schema.GroupVersionResource, _, name string) (*unstructured.Unstructured, error) {
+// dynamic returns a client of the objects.
+func (w *world) dynamic() dynamic.Interface {
+	client := dynamicfake.NewSimpleDynamicClient(runtime.NewScheme())
+	client.PrependReactor("get", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		o, err := w.read(a.GetResource(), a.(k8stesting.GetAction).GetName())
+		return true, o, err
+	})
+	client.PrependReactor("update", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		o := a.(k8stesting.UpdateAction).GetObject().(*unstructured.Unstructured)
+		return true, o, w.write(a.GetResource(), o)
+	})
+	return client
+}
+
+func (w *world) read(r schema.GroupVersionResource, name string) (*unstructured.Unstructured, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if o := w.objects[r.Resource+"/"+name]; o != nil {
@@ -244,7 +261,7 @@ func (w *world) read(_ context.Context, r schema.GroupVersionResource, _, name s
 }
 
 // write also replaces a Deployment's pods, one after the other, as a rollout does.
-func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstructured.Unstructured) error {
+func (w *world) write(r schema.GroupVersionResource, o *unstructured.Unstructured) error {
 	w.mu.Lock()
 	if w.conflicts > 0 {
 		w.conflicts--
@@ -748,7 +765,7 @@ func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSp
 	i, err = newIntercept(Config{
 		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: key,
 		Progress: func(api.Event) {}, Logger: w.logger,
-	}, w, w)
+	}, w, w.dynamic())
 	if err != nil {
 		t.Fatal(err)
 	}

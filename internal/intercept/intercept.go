@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
@@ -111,7 +112,7 @@ type Intercept struct {
 	records  *records
 	claim    api.ClaimOrder // the same for every pod; readWorkload sets the ports
 
-	objects objects
+	objects dynamic.Interface
 
 	workload  *workloads.Workload // set by readWorkload
 	container string              // set by readWorkload
@@ -141,10 +142,10 @@ func New(cfg Config) (*Intercept, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newIntercept(cfg, podsOf(cfg.Cluster), clusterObjects{client})
+	return newIntercept(cfg, podsOf(cfg.Cluster), client)
 }
 
-func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
+func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept, error) {
 	m, err := httpmatch.New(cfg.Spec.Match)
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "%w", err)

@@ -400,7 +400,7 @@ func TestSidecarIsAddedAndUndone(t *testing.T) {
 		}},
 		{"asked_reset", api.ModeSidecar, "requested with --mode", func(t *testing.T, w *world, _ func() error) {
 			cfg := ResetConfig{Namespace: "default", Workload: "deployment/web", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}, Image: w.Image}
-			if err := resetAll(t.Context(), cfg, w, w); err != nil {
+			if err := resetAll(t.Context(), cfg, w, w.dynamic()); err != nil {
 				t.Error(err)
 			}
 		}},
@@ -577,7 +577,7 @@ func TestNextInterceptUsesRunningAgent(t *testing.T) {
 		for n := range 2 {
 			i, err := newIntercept(Config{
 				Session: w, Namespace: "default", Workload: "deployment/web", Owner: "ann@laptop", Key: key, Progress: func(api.Event) {}, Logger: quiet(),
-			}, w, w)
+			}, w, w.dynamic())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -639,7 +639,7 @@ func TestResetEndsAllInterceptsAndSkipsPodsWithoutAgent(t *testing.T) {
 				events = append(events, e)
 			},
 		}
-		if err := resetAll(t.Context(), cfg, w, w); err != nil {
+		if err := resetAll(t.Context(), cfg, w, w.dynamic()); err != nil {
 			t.Fatal(err)
 		}
 		if last := events[len(events)-1]; !last.Done || last.Detail != "ann@laptop: everything" {
@@ -653,7 +653,7 @@ func TestResetEndsAllInterceptsAndSkipsPodsWithoutAgent(t *testing.T) {
 			t.Errorf("agents were added to %v", w.injected)
 		}
 		w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments")
-		if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitPermission {
+		if err := resetAll(t.Context(), cfg, w, w.dynamic()); api.AsError(err).Code != api.ExitPermission {
 			t.Errorf("without permission: %v", err)
 		}
 	})

@@ -39,7 +39,7 @@ func TestResetMineRemovesOnlyLeftoversOfTheKey(t *testing.T) {
 		resetMine := func(key *ecdsa.PrivateKey) error {
 			return resetAll(t.Context(), ResetConfig{
 				Namespace: "default", Workload: "deployment/web", Owner: "ann@laptop", Mine: true, Key: key, Logger: quiet(), Progress: func(api.Event) {},
-			}, w, w)
+			}, w, w.dynamic())
 		}
 		if e := api.AsError(resetMine(newKey(t))); e == nil || e.Code != api.ExitWorkload {
 			t.Errorf("with another key: %v", e)
@@ -86,7 +86,7 @@ func TestSidecarKeepsSidecarOfOtherKey(t *testing.T) {
 		i, err := newIntercept(Config{
 			Session: w, Namespace: "default", Workload: "deployment/web", Spec: api.InterceptSpec{Ports: []api.PortMap{{Container: 8080}}},
 			Owner: "ann@laptop", Key: newKey(t), Progress: func(api.Event) {}, Logger: quiet(),
-		}, w, w)
+		}, w, w.dynamic())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +109,7 @@ func TestRemovedSidecarEndsTheIntercept(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg := ResetConfig{Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}, Image: w.Image}
-		if err := resetAll(context.WithoutCancel(t.Context()), cfg, w, w); err != nil {
+		if err := resetAll(context.WithoutCancel(t.Context()), cfg, w, w.dynamic()); err != nil {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, 5*time.Second, func() error {

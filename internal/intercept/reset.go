@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/dynamic"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -49,7 +50,7 @@ func Reset(ctx context.Context, cfg ResetConfig) error {
 	if err != nil {
 		return err
 	}
-	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster), clusterObjects{client}); err != nil {
+	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster), client); err != nil {
 		return api.AsError(err)
 	}
 	return nil
@@ -63,7 +64,7 @@ type resetter struct {
 	states   workloads.Pods // updated by find
 }
 
-func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) error {
+func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects dynamic.Interface) error {
 	id, err := newIdentity(cfg.Key)
 	if err != nil {
 		return err

@@ -69,11 +69,11 @@ func TestResetRunsNoImageOfAPod(t *testing.T) {
 			Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {},
 			Image: func(context.Context) (string, error) { return "", api.Errorf(api.ExitConsent, "not trusted") },
 		}
-		if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitConsent || len(w.injected) != 1 {
+		if err := resetAll(t.Context(), cfg, w, w.dynamic()); api.AsError(err).Code != api.ExitConsent || len(w.injected) != 1 {
 			t.Errorf("without a trusted image: %v, agents were added to %v", err, w.injected)
 		}
 		cfg.Image = func(context.Context) (string, error) { return "kubevpn:trusted", nil }
-		if err := resetAll(t.Context(), cfg, w, w); err != nil {
+		if err := resetAll(t.Context(), cfg, w, w.dynamic()); err != nil {
 			t.Fatal(err)
 		}
 		w.mu.Lock()

@@ -10,10 +10,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/retry"
 
 	"kubevpn/internal/api"
@@ -160,11 +162,18 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 
 func (i *Intercept) writer() writer { return writer{i.pods, i.objects, i.workload} }
 
-// writer changes a workload and its Services.
+const fieldManager = "kubevpn"
+
+// writer changes a workload and its Services. It edits whole objects, and keeps fields that this program does not know.
 type writer struct {
 	pods     pods
-	objects  objects
+	objects  dynamic.Interface
 	workload *workloads.Workload
+}
+
+// resource returns the objects of a kind in the workload's namespace.
+func (w writer) resource(r schema.GroupVersionResource) dynamic.ResourceInterface {
+	return w.objects.Resource(r).Namespace(w.workload.Namespace)
 }
 
 // removeAgents removes the agents of the owner whose key has that hash from the template, or those of all owners if
@@ -195,7 +204,7 @@ func (w writer) removeAgents(ctx context.Context, owner string) (removed bool, e
 
 // current reads the workload's template. It returns nil if the workload no longer exists.
 func (w writer) current(ctx context.Context) (map[string]any, error) {
-	o, err := w.objects.read(ctx, w.workload.Resource, w.workload.Namespace, w.workload.Name)
+	o, err := w.resource(w.workload.Resource).Get(ctx, w.workload.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -236,7 +245,7 @@ func (w writer) services(ctx context.Context, names []string,
 func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name string,
 	change func(map[string]any) (map[string]any, error)) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		o, err := w.objects.read(ctx, r, w.workload.Namespace, name)
+		o, err := w.resource(r).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("reading %s %s: %w", r.Resource, name, err)
 		}
@@ -247,7 +256,8 @@ func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name st
 		if equality.Semantic.DeepEqual(o.Object, changed) {
 			return nil
 		}
-		if err := w.objects.write(ctx, r, &unstructured.Unstructured{Object: changed}); err != nil {
+		if _, err := w.resource(r).Update(ctx, &unstructured.Unstructured{Object: changed},
+			metav1.UpdateOptions{FieldManager: fieldManager}); err != nil { // a conflict if it has changed since Get
 			return fmt.Errorf("changing %s %s: %w", r.Resource, name, err)
 		}
 		return nil
