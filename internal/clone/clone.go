@@ -257,13 +257,9 @@ func (c *Clone) watch(ctx context.Context, job *batchv1.Job, pods chan<- []corev
 	})
 }
 
-// step reports the start of a step to Progress. The function that it returns reports the end.
+// step reports that a step begins. The returned function reports its end.
 func (c *Clone) step(format string, args ...any) (done func(format string, args ...any)) {
-	what := fmt.Sprintf(format, args...)
-	c.cfg.Progress(api.Event{Time: time.Now(), Step: what})
-	return func(format string, args ...any) {
-		c.cfg.Progress(api.Event{Time: time.Now(), Step: what, Detail: fmt.Sprintf(format, args...), Done: true})
-	}
+	return api.BeginStep(c.cfg.Progress, c.log, format, args...)
 }
 
 // create creates the Job and its Service, or returns why there is no Service.

@@ -1,7 +1,6 @@
 package connection
 
 import (
-	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -85,14 +84,7 @@ func (s *status) reconnecting() bool { return s.report.Load().shown.Status == ap
 
 // step reports that a step begins. The returned function reports its end.
 func (s *status) step(format string, args ...any) (done func(format string, args ...any)) {
-	name := fmt.Sprintf(format, args...)
-	s.log.Info(name)
-	s.progress(api.Event{Time: time.Now(), Step: name})
-	return func(format string, args ...any) {
-		detail := fmt.Sprintf(format, args...)
-		s.log.Info(name, "result", detail)
-		s.progress(api.Event{Time: time.Now(), Step: name, Detail: detail, Done: true})
-	}
+	return api.BeginStep(s.progress, s.log, format, args...)
 }
 
 // warn shows each warning once, and keeps it in the status.

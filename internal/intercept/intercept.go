@@ -562,16 +562,9 @@ func (i *Intercept) await(ctx context.Context, ok func() bool) error {
 	}
 }
 
-// step reports the start of a step. The caller reports its end with done.
+// step reports that a step begins. The returned function reports its end.
 func (i *Intercept) step(format string, args ...any) (done func(format string, args ...any)) {
-	name := fmt.Sprintf(format, args...)
-	i.log.Info(name)
-	i.cfg.Progress(api.Event{Time: time.Now(), Step: name})
-	return func(format string, args ...any) {
-		detail := fmt.Sprintf(format, args...)
-		i.log.Info(name, "result", detail)
-		i.cfg.Progress(api.Event{Time: time.Now(), Step: name, Detail: detail, Done: true})
-	}
+	return api.BeginStep(i.cfg.Progress, i.log, format, args...)
 }
 
 // progress reports a detail of a step that has not ended.
