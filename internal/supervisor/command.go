@@ -68,10 +68,11 @@ func newSync() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if n, err := strconv.Atoi(args[0]); err != nil || n < 0 {
+			dir, err := strconv.ParseUint(args[0], 10, 8)
+			if err != nil {
 				return api.Errorf(api.ExitUsage, "%q is not the number of a directory", args[0])
 			}
-			return forward(cmd.Context(), at, args[0], os.Stdin, os.Stdout)
+			return forward(cmd.Context(), at, byte(dir), os.Stdin, os.Stdout)
 		},
 	}
 	cmd.Flags().StringVar(&at, "socket", api.SupervisorSocket, "where 'traffic supervise' listens")
@@ -79,14 +80,14 @@ func newSync() *cobra.Command {
 }
 
 // forward connects the standard streams with the supervisor until either end closes.
-func forward(ctx context.Context, at, dir string, in io.Reader, out io.Writer) error {
+func forward(ctx context.Context, at string, dir byte, in io.Reader, out io.Writer) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", at)
 	if err != nil {
 		return fmt.Errorf("cannot reach the supervisor: %w", err)
 	}
 	defer conn.Close()
-	if _, err := fmt.Fprintln(conn, dir); err != nil {
+	if _, err := conn.Write([]byte{dir}); err != nil {
 		return fmt.Errorf("cannot send the number of the directory: %w", err)
 	}
 	gone := make(chan error, 1)

@@ -30,8 +30,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -134,45 +132,26 @@ func (s *Supervisor) accept(ctx context.Context, l net.Listener, serving *sync.W
 	}
 }
 
-// serve receives the files of one connection, whose first line names the directory.
+// numberTimeout is how long a connection may take to send the number of its directory.
+const numberTimeout = 10 * time.Second
+
+// serve receives the files of one connection, whose first byte is the number of the directory.
 func (s *Supervisor) serve(ctx context.Context, conn net.Conn) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	if err := conn.SetReadDeadline(time.Now().Add(lineTimeout)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(numberTimeout)); err != nil {
 		return fmt.Errorf("cannot set a read deadline: %w", err)
 	}
-	line, err := readLine(conn)
-	if err != nil {
+	var number [1]byte
+	if _, err := io.ReadFull(conn, number[:]); err != nil {
 		return fmt.Errorf("cannot read the number of the directory: %w", err)
 	}
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("cannot clear the read deadline: %w", err)
 	}
-	n, err := strconv.Atoi(line)
-	if err != nil || n < 0 || n >= len(s.targets) {
-		return fmt.Errorf("%q is not one of the %d directories", line, len(s.targets))
+	n := int(number[0])
+	if n >= len(s.targets) {
+		return fmt.Errorf("%d is not one of the %d directories", n, len(s.targets))
 	}
 	return s.targets[n].Serve(ctx, conn)
-}
-
-const (
-	lineMost    = 16               // the longest first line
-	lineTimeout = 10 * time.Second // to receive it
-)
-
-// readLine reads a short line and nothing after it: the Target reads that.
-func readLine(r io.Reader) (string, error) {
-	var line strings.Builder
-	for b := make([]byte, 1); ; {
-		if _, err := io.ReadFull(r, b); err != nil {
-			return "", err
-		}
-		if b[0] == '\n' {
-			return line.String(), nil
-		}
-		if line.Len() == lineMost {
-			return "", errors.New("the line is too long")
-		}
-		line.WriteByte(b[0])
-	}
 }

@@ -335,19 +335,19 @@ func TestUnknownDirectoryIsRejected(t *testing.T) {
 	s := supervise(t, []string{"--dir", t.TempDir()}, "sh", "-c", "echo up; exec sleep 60")
 	s.sync(t, t.TempDir(), "0")
 	s.line(t, "up")
-	for _, line := range []string{"1\n", "-1\n", "x\n", "12345678901234567890\n"} {
+	for _, first := range []string{"\x01", "\xff", "1\n", "x\n"} {
 		conn, err := net.Dial("unix", s.socket)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := io.WriteString(conn, line); err != nil {
+		if _, err := io.WriteString(conn, first); err != nil {
 			t.Fatal(err)
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(lineTimeout / 2)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(numberTimeout / 2)); err != nil {
 			t.Fatal(err)
 		}
 		if n, err := conn.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%q: %d bytes, %v", line, n, err)
+			t.Errorf("%q: %d bytes, %v", first, n, err)
 		}
 		conn.Close()
 	}
@@ -360,7 +360,7 @@ func TestSilentConnectionTimesOut(t *testing.T) {
 		defer ours.Close()
 		defer theirs.Close()
 		began := time.Now()
-		if err := s.serve(t.Context(), theirs); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != lineTimeout {
+		if err := s.serve(t.Context(), theirs); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != numberTimeout {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 	})
