@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -42,7 +41,6 @@ const (
 type Config struct {
 	Owner     string       // hash of the owner's key
 	OwnerName string       // user@host
-	Port      uint16       // where the leader accepts laptops' conns; 0: any
 	PodIPs    []netip.Addr // addresses of the pod
 	Socket    string       // abstract unix socket; api.AgentSocket
 	Listen    []Listen     // a sidecar's ports; empty: not a sidecar
@@ -171,7 +169,7 @@ func (a *Agent) announce(g api.AgentInfo) error {
 // lead runs the agent as leader, and then drains. It closes agents.
 func (a *Agent) lead(ctx context.Context, agents net.Listener) error {
 	defer agents.Close()
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+strconv.Itoa(int(a.cfg.Port)))
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":0")
 	if err != nil {
 		return fmt.Errorf("cannot listen for laptops: %w", err)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -21,10 +20,10 @@ import (
 
 // options are the command's flags and environment.
 type options struct {
-	port             uint16
-	podIP, log       string
+	log              string
 	listen           []string
 	owner, ownerName string
+	podIPs           string
 	infoPort         string
 }
 
@@ -43,8 +42,9 @@ The first line on standard output tells the owner's laptop where to connect; the
 log is on standard error.
 
 $` + api.AgentOwnerVariable + ` is the hash of the owner's public key, and $` + api.AgentNameVariable + `
-the owner's name. $` + api.AgentInfoPortVariable + ` is a port of 127.0.0.1 that
-serves the first line as well, for a minute.`,
+the owner's name. $` + api.AgentAddressesVariable + ` has the addresses of the pod, separated by commas.
+$` + api.AgentInfoPortVariable + ` is a port of 127.0.0.1 that serves the first line
+as well, for a minute.`,
 		Example: `  traffic agent
   traffic agent --listen 8080:18080`,
 		Args:          cobra.NoArgs,
@@ -52,6 +52,7 @@ serves the first line as well, for a minute.`,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.owner, o.ownerName = os.Getenv(api.AgentOwnerVariable), os.Getenv(api.AgentNameVariable)
+			o.podIPs = os.Getenv(api.AgentAddressesVariable)
 			o.infoPort = os.Getenv(api.AgentInfoPortVariable)
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
@@ -59,9 +60,6 @@ serves the first line as well, for a minute.`,
 		},
 	}
 	f := cmd.Flags()
-	f.Uint16Var(&o.port, "port", 0, "port for laptops; 0: any")
-	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"),
-		"comma-separated addresses of this pod ($POD_IP); empty: those of its interfaces")
 	f.StringSliceVar(&o.listen, "listen", nil,
 		"[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the port on which to listen for it")
 	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
@@ -78,7 +76,7 @@ func run(ctx context.Context, o options) error {
 		return api.Errorf(api.ExitUsage, "set $%s to the hash of the owner's public key", api.AgentOwnerVariable)
 	}
 	cfg := Config{
-		Owner: o.owner, OwnerName: o.ownerName, Port: o.port, Socket: api.AgentSocket, Output: os.Stdout,
+		Owner: o.owner, OwnerName: o.ownerName, Socket: api.AgentSocket, Output: os.Stdout,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
 	var err error
@@ -87,8 +85,8 @@ func run(ctx context.Context, o options) error {
 			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentInfoPortVariable, err)
 		}
 	}
-	if cfg.PodIPs, err = podIPs(o.podIP); err != nil {
-		return api.Errorf(api.ExitUsage, "--pod-ip: %w", err)
+	if cfg.PodIPs, err = parseAddrs(o.podIPs); err != nil {
+		return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentAddressesVariable, err)
 	}
 	for _, text := range o.listen {
 		l, err := parseListen(text)
@@ -100,35 +98,15 @@ func run(ctx context.Context, o options) error {
 	return New(cfg).Run(ctx)
 }
 
-// podIPs parses addresses, or returns those of the interfaces.
-func podIPs(text string) ([]netip.Addr, error) {
+// parseAddrs parses addresses that commas separate.
+func parseAddrs(text string) ([]netip.Addr, error) {
 	var ips []netip.Addr
 	for word := range strings.SplitSeq(text, ",") {
-		if word = strings.TrimSpace(word); word == "" {
-			continue
-		}
-		ip, err := netip.ParseAddr(word)
+		ip, err := netip.ParseAddr(strings.TrimSpace(word))
 		if err != nil {
 			return nil, err
 		}
 		ips = append(ips, ip.Unmap())
-	}
-	if len(ips) > 0 {
-		return ips, nil
-	}
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("reading the pod's addresses: %w", err)
-	}
-	for _, addr := range addrs {
-		if n, ok := addr.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap().IsGlobalUnicast() {
-				ips = append(ips, ip.Unmap())
-			}
-		}
-	}
-	if len(ips) == 0 {
-		return nil, errors.New("the pod has no address")
 	}
 	return ips, nil
 }

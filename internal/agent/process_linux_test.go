@@ -205,7 +205,8 @@ func (n *netns) run(by *person, capabilities string, args ...string) *process {
 	p.cmd = exec.Command("setpriv", append([]string{
 		"--bounding-set", capabilities, "--inh-caps", capabilities, "--no-new-privs", program, "--log-level", "debug",
 	}, args...)...)
-	p.cmd.Env = append(os.Environ(), asAgent+"=1", api.AgentOwnerVariable+"="+by.hash, api.AgentNameVariable+"="+by.name, testenv.EndAtOnce())
+	p.cmd.Env = append(os.Environ(), asAgent+"=1", api.AgentOwnerVariable+"="+by.hash, api.AgentNameVariable+"="+by.name,
+		api.AgentAddressesVariable+"=10.1.0.2,fd00:1::2", testenv.EndAtOnce())
 	p.cmd.Stderr = p.log
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"net"
-	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -48,15 +47,6 @@ type kernel interface {
 	Close() error
 }
 
-// policy decides what happens to requests. The leader implements it.
-type policy interface {
-	claimsOf(protocol string, number uint16) []interceptor.Claim
-	expects(preface []byte) bool
-	probeDue() bool
-	note(protocol string, number uint16, text string)
-	traced(interceptor.Flow, *http.Request, []interceptor.Claim, *interceptor.Claim) (ended func())
-}
-
 // receiver receives the connections of intercepted ports, and gives them to the interceptor:
 //
 //	ephemeral   every redirected TCP port ─▶ one listener; the kernel knows which port it was
@@ -67,8 +57,8 @@ type policy interface {
 type receiver struct {
 	cfg    Config
 	log    *slog.Logger
-	policy policy
-	own    uint16 // the listener's port
+	leader *leader // decides what happens to requests
+	own    uint16  // the listener's port
 	open   func() (kernel, error)
 	app    *application
 
@@ -95,9 +85,9 @@ type listening struct {
 	close func()
 }
 
-func newReceiver(cfg Config, o policy, own uint16) *receiver {
+func newReceiver(cfg Config, l *leader, own uint16) *receiver {
 	r := &receiver{
-		cfg: cfg, log: cfg.Logger, policy: o, own: own, open: sync.OnceValues(cfg.kernel),
+		cfg: cfg, log: cfg.Logger, leader: l, own: own, open: sync.OnceValues(cfg.kernel),
 		udp: make(map[port]*sockets), listeners: make(map[port]listening),
 		app: newApplication(cfg.listeners, cfg.Logger),
 	}
@@ -210,16 +200,16 @@ type dialFunc func(ctx context.Context, network string, client netip.Addr, to ne
 
 func (r *receiver) interceptor(forwarded bool, dial dialFunc) *interceptor.Interceptor {
 	return interceptor.New(interceptor.Config{
-		Claims: r.policy.claimsOf,
+		Claims: r.leader.claimsOf,
 		Application: func(ctx context.Context, f interceptor.Flow) (net.Conn, error) {
 			return r.app.dial(ctx, f, dial)
 		},
 		ForwardedFor: forwarded,
 		Probe: interceptor.Probe{
-			Prefix: api.ProbePrefix, Length: api.ProbeLength, Expected: r.policy.expects, Due: r.policy.probeDue,
+			Prefix: api.ProbePrefix, Length: api.ProbeLength, Expected: r.leader.expects, Due: r.leader.probeDue,
 		},
-		Trace:  r.policy.traced,
-		Note:   r.policy.note,
+		Trace:  r.leader.traced,
+		Note:   r.leader.note,
 		Drain:  drainTime,
 		Logger: r.log,
 	})

@@ -20,6 +20,8 @@ const (
 	AgentOwnerVariable = "KUBEVPN_OWNER"
 	// AgentNameVariable is the owner's name: user@host.
 	AgentNameVariable = "KUBEVPN_OWNER_NAME"
+	// AgentAddressesVariable has the addresses of the agent's pod, separated by commas.
+	AgentAddressesVariable = "POD_IP"
 	// AgentInfoPortVariable is a port of 127.0.0.1 in the pod, which the owner has chosen. In its first minute, the
 	// agent sends every client there its latest AgentInfo, as a JSON line, and closes the connection. The owner
 	// connects by pods/portforward, because a container's log is available only up to a second after its start.

@@ -18,9 +18,6 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// agentAddress is the agent's environment variable with the addresses of its pod.
-const agentAddress = "POD_IP"
-
 // Agent describes a traffic agent for Inject.
 type Agent struct {
 	Image     string
@@ -38,7 +35,7 @@ func (a Agent) Environment() []corev1.EnvVar {
 	return []corev1.EnvVar{
 		{Name: api.AgentOwnerVariable, Value: Literal(a.Owner)},
 		{Name: api.AgentNameVariable, Value: Literal(a.OwnerName)},
-		{Name: agentAddress, ValueFrom: &corev1.EnvVarSource{
+		{Name: api.AgentAddressesVariable, ValueFrom: &corev1.EnvVarSource{
 			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIPs"}}},
 	}
 }
