@@ -347,7 +347,7 @@ func (r *receiver) destinations(number uint16) map[string]netip.AddrPort {
 // known.
 type sockets struct {
 	port  uint16
-	conns map[string]net.PacketConn // by family: "udp4", "udp6"
+	conns map[string]*net.UDPConn // by family: "udp4", "udp6"
 }
 
 func (s *sockets) close() {
@@ -362,7 +362,7 @@ func (r *receiver) listenPackets(number uint16, to map[string]netip.AddrPort,
 	const attempts = 16 // a port that is free in one family may be in use in the other
 	var refused error
 	for range attempts {
-		s := &sockets{port: number, conns: make(map[string]net.PacketConn)}
+		s := &sockets{port: number, conns: make(map[string]*net.UDPConn)}
 		refused = nil
 		for family := range to {
 			conn, err := new(net.ListenConfig).ListenPacket(context.Background(), family, ":"+strconv.Itoa(int(s.port)))
@@ -370,7 +370,7 @@ func (r *receiver) listenPackets(number uint16, to map[string]netip.AddrPort,
 				refused = err
 				break
 			}
-			s.conns[family] = conn
+			s.conns[family] = conn.(*net.UDPConn)
 			s.port = conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 		}
 		if refused == nil {
@@ -387,7 +387,7 @@ func (r *receiver) listenPackets(number uint16, to map[string]netip.AddrPort,
 	return nil, fmt.Errorf("cannot listen for datagrams: %w", refused)
 }
 
-func (r *receiver) servePackets(conn net.PacketConn, dst netip.AddrPort, i *interceptor.Interceptor) {
+func (r *receiver) servePackets(conn *net.UDPConn, dst netip.AddrPort, i *interceptor.Interceptor) {
 	r.conns.Go(func() {
 		if err := i.ServePackets(r.flows, conn, dst); err != nil && !errors.Is(err, net.ErrClosed) {
 			r.log.Error("cannot serve datagrams", "for", dst, "err", err)

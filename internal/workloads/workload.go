@@ -34,10 +34,9 @@ type Workload struct {
 	Object    *unstructured.Unstructured // must not be changed
 	// Selector selects its pods. Nil for a Pod. For a CronJob it selects the pods of the Jobs that were active.
 	Selector labels.Selector
-	// Template is the template of its pods. For a workload without one, such as a Service, it is copied from the pod
-	// Sample; without any pod it is empty.
+	// Template is the template of its pods. For a workload without one, such as a Service, it is copied from its newest
+	// pod; without any pod it is empty.
 	Template corev1.PodTemplateSpec
-	Sample   string // the source of Template, or ""
 	// Services send to its pods, by their selectors; sorted by name.
 	Services []corev1.Service
 	// Notes tell the user what Client.Workload could not read.
@@ -341,7 +340,6 @@ func (r workloads) takeSample(ctx context.Context, w *Workload) error {
 }
 
 func (w *Workload) sample(p *corev1.Pod) {
-	w.Sample = p.Name
 	w.Template = corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: p.Labels, Annotations: p.Annotations},
 		Spec: p.Spec}
 }

@@ -287,7 +287,6 @@ func TestWorkloadIsFoundByKubectlsNames(t *testing.T) {
 		want       string // canonical
 		selector   string
 		containers string
-		sample     string
 		services   string
 	}{
 		{name: "deployment/web", want: "deployment/web", selector: "app=web", containers: "app", services: "names web"},
@@ -301,10 +300,10 @@ func TestWorkloadIsFoundByKubectlsNames(t *testing.T) {
 		{name: "ro/own", want: "rollout.argoproj.io/own", selector: "app=own", containers: "c"},
 		{name: "rollouts.v1alpha1.argoproj.io/own", want: "rollout.argoproj.io/own", selector: "app=own", containers: "c"},
 		{name: "Rollout.argoproj.io/refers", want: "rollout.argoproj.io/refers", selector: "app=web", containers: "app", services: "names web"},
-		{name: "deploy.example.com/turbo", want: "engine.example.com/turbo", selector: "app=web", containers: "newer", sample: "web-2", services: "names web"},
-		{name: "po/web-1", want: "pod/web-1", containers: "older", sample: "web-1", services: "names web"},
-		{name: "svc/web", want: "service/web", selector: "app=web", containers: "newer", sample: "web-2", services: "names web"},
-		{name: "service/names", want: "service/names", selector: "app=web,tier=front", containers: "newer", sample: "web-2", services: "names web"},
+		{name: "deploy.example.com/turbo", want: "engine.example.com/turbo", selector: "app=web", containers: "newer", services: "names web"},
+		{name: "po/web-1", want: "pod/web-1", containers: "older", services: "names web"},
+		{name: "svc/web", want: "service/web", selector: "app=web", containers: "newer", services: "names web"},
+		{name: "service/names", want: "service/names", selector: "app=web,tier=front", containers: "newer", services: "names web"},
 		{name: "cj/nightly", want: "cronjob/nightly", selector: "batch.kubernetes.io/job-name,!batch.kubernetes.io/job-name", containers: "report", services: "names web"},
 		{name: "CronJobs.batch/busy", want: "cronjob/busy", selector: "batch.kubernetes.io/job-name in (busy-1,busy-2)", containers: "report"},
 		{name: "service/empty", want: "service/empty", selector: "app=nobody", services: "empty"},
@@ -326,8 +325,8 @@ func TestWorkloadIsFoundByKubectlsNames(t *testing.T) {
 			for _, s := range w.Services {
 				services = append(services, s.Name)
 			}
-			got := []string{w.String(), selector, strings.Join(containers, " "), w.Sample, strings.Join(services, " ")}
-			if d := cmp.Diff([]string{tt.want, tt.selector, tt.containers, tt.sample, tt.services}, got); d != "" {
+			got := []string{w.String(), selector, strings.Join(containers, " "), strings.Join(services, " ")}
+			if d := cmp.Diff([]string{tt.want, tt.selector, tt.containers, tt.services}, got); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
 			if len(w.Notes) > 0 || w.IsScheduled() != strings.HasPrefix(tt.want, "cronjob/") {

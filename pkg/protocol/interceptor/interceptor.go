@@ -63,8 +63,8 @@ func (c *Claim) matches(r *http.Request) bool { return c.Match == nil || c.Match
 // Stats counts the requests and copies of a claim's target. The zero Stats is ready to use; its methods may be called
 // concurrently.
 type Stats struct {
-	requests, lost atomic.Uint64
-	failure        atomic.Pointer[Failure]
+	requests atomic.Uint64
+	failure  atomic.Pointer[Failure]
 }
 
 // Failure is an error of a target.
@@ -72,9 +72,6 @@ type Failure struct{ Error string }
 
 // Requests returns the number of HTTP requests, other connections and UDP flows that went to the target.
 func (s *Stats) Requests() uint64 { return s.requests.Load() }
-
-// Lost returns the number of incomplete copies for a mirror: the target was slower than the original, or failed.
-func (s *Stats) Lost() uint64 { return s.lost.Load() }
 
 // LastError returns the target's latest error, or nil.
 func (s *Stats) LastError() *Failure { return s.failure.Load() }

@@ -157,14 +157,10 @@ func (m *mirrors) connection(f Flow, claims []*Claim) copies {
 	return all
 }
 
-// settle ends a copy, and counts it as lost if err is not nil.
+// settle ends a copy, and keeps its error.
 func (m *mirrors) settle(c *Claim, b *backlog, err error) {
 	b.Close()
-	if err == nil {
-		return
-	}
-	c.Stats.lost.Add(1)
-	if !errors.Is(err, errBroken) && m.ctx.Err() == nil {
+	if err != nil && !errors.Is(err, errBroken) && m.ctx.Err() == nil {
 		c.Stats.failed(err)
 	}
 }
@@ -203,7 +199,6 @@ func (m *mirrors) request(r *http.Request, claims []*Claim, host string,
 		select {
 		case m.places <- struct{}{}:
 		default:
-			c.Stats.lost.Add(1)
 			c.Stats.failed(errBehind)
 			continue
 		}

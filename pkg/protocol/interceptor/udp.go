@@ -1,6 +1,7 @@
 package interceptor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -25,7 +26,7 @@ var datagrams = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
 // ServePackets forwards the datagrams that arrive at pc, whose destination was dst. It returns nil when ctx ends, and
 // an error when pc fails. It does not close pc. The datagrams of one client are a flow, which keeps its destination
 // unless the target's owner goes away.
-func (i *Interceptor) ServePackets(ctx context.Context, pc net.PacketConn, dst netip.AddrPort) error {
+func (i *Interceptor) ServePackets(ctx context.Context, pc *net.UDPConn, dst netip.AddrPort) error {
 	s := &packetServer{i: i, pc: pc, dst: dst, flows: make(map[netip.AddrPort]*packetFlow)}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	defer s.wg.Wait()
@@ -34,15 +35,16 @@ func (i *Interceptor) ServePackets(ctx context.Context, pc net.PacketConn, dst n
 	defer stop()
 	b := make([]byte, maxDatagram)
 	for {
-		n, from, err := readFrom(pc, b)
+		n, from, err := pc.ReadFromUDPAddrPort(b)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
 			return fmt.Errorf("receiving datagrams: %w", err)
 		}
+		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		if i.config.Probe.classify(b[:n]) == kindProbe {
-			if err := writeTo(pc, b[:n], from); err != nil {
+			if _, err := pc.WriteToUDPAddrPort(b[:n], from); err != nil {
 				i.log.DebugContext(ctx, "cannot answer a probe", "client", from, "port", dst.Port(), "error", err)
 			}
 			continue
@@ -51,32 +53,10 @@ func (i *Interceptor) ServePackets(ctx context.Context, pc net.PacketConn, dst n
 	}
 }
 
-func readFrom(pc net.PacketConn, b []byte) (int, netip.AddrPort, error) {
-	if u, ok := pc.(*net.UDPConn); ok {
-		n, from, err := u.ReadFromUDPAddrPort(b)
-		return n, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), err
-	}
-	n, addr, err := pc.ReadFrom(b)
-	if err != nil {
-		return n, netip.AddrPort{}, err
-	}
-	from, err := netip.ParseAddrPort(addr.String())
-	return n, from, err
-}
-
-func writeTo(pc net.PacketConn, b []byte, to netip.AddrPort) error {
-	if u, ok := pc.(*net.UDPConn); ok {
-		_, err := u.WriteToUDPAddrPort(b, to)
-		return err
-	}
-	_, err := pc.WriteTo(b, net.UDPAddrFromAddrPort(to))
-	return err
-}
-
 // packetServer serves one UDP port.
 type packetServer struct {
 	i      *Interceptor
-	pc     net.PacketConn
+	pc     *net.UDPConn
 	dst    netip.AddrPort
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -99,7 +79,7 @@ type packetFlow struct {
 type packetCopy struct {
 	claim *Claim
 	queue chan []byte
-	lost  bool // receive has counted the copy as lost
+	late  bool // receive has dropped a datagram
 }
 
 // receive queues a datagram for its flow. It never waits.
@@ -118,9 +98,8 @@ func (s *packetServer) receive(from netip.AddrPort, b []byte) {
 		select {
 		case c.queue <- b:
 		default:
-			if !c.lost {
-				c.lost = true
-				c.claim.Stats.lost.Add(1)
+			if !c.late {
+				c.late = true
 				c.claim.Stats.failed(errBehind)
 			}
 		}
@@ -196,7 +175,7 @@ func (s *packetServer) run(ctx context.Context, f *packetFlow, flow Flow) error 
 	}
 	err = forwardDatagrams(ctx, conn, f.queue, func(b []byte) {
 		f.timer.Reset(udpIdle)
-		if err := writeTo(s.pc, b, flow.Client); err != nil {
+		if _, err := s.pc.WriteToUDPAddrPort(b, flow.Client); err != nil {
 			s.i.log.Debug("cannot answer a datagram", "client", flow.Client, "port", s.dst.Port(), "error", err)
 		}
 	})
@@ -210,42 +189,33 @@ func (s *packetServer) run(ctx context.Context, f *packetFlow, flow Flow) error 
 // fails. It closes conn.
 func forwardDatagrams(ctx context.Context, conn net.Conn, queue <-chan []byte, answered func([]byte)) error {
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // a pending Write must not delay the end
-	done := make(chan error, 1)
+	reading := make(chan error, 1)
 	go func() {
 		b := datagrams.Get().(*[maxDatagram]byte)
 		defer datagrams.Put(b)
 		for {
 			n, err := conn.Read(b[:])
 			if err != nil {
-				done <- err
+				reading <- err
 				return
 			}
 			answered(b[:n])
 		}
 	}()
-	err := send(ctx, conn, queue, done)
-	conn.Close()
-	if readErr := <-done; err == nil {
-		err = readErr
-	}
-	return err
-}
-
-// send writes the queued datagrams until ctx ends, the connection fails, or its reader has failed. It puts the
-// reader's error back into done.
-func send(ctx context.Context, conn net.Conn, queue <-chan []byte, done chan error) error {
 	for {
+		var err error
 		select {
 		case <-ctx.Done():
-			return nil
-		case err := <-done:
-			done <- err
-			return err
+		case failed := <-reading:
+			conn.Close()
+			return failed
 		case b := <-queue:
-			if _, err := conn.Write(b); err != nil {
-				return err
+			if _, err = conn.Write(b); err == nil {
+				continue
 			}
 		}
+		conn.Close() // ends the Read
+		return cmp.Or(err, <-reading)
 	}
 }
 
@@ -253,7 +223,6 @@ func send(ctx context.Context, conn net.Conn, queue <-chan []byte, done chan err
 func (s *packetServer) mirror(ctx context.Context, c *packetCopy, flow Flow) {
 	conn, err := s.i.dial(ctx, destination{c.claim}, flow)
 	if err != nil {
-		c.claim.Stats.lost.Add(1)
 		return
 	}
 	c.claim.Stats.requests.Add(1)
