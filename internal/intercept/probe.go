@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,6 +19,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
@@ -69,8 +72,14 @@ func (t target) String() string {
 	return t.protocol + " " + t.addr.String()
 }
 
-// sendProbe announces one probe over the links, and sends it to an address in the cluster.
-func (i *Intercept) sendProbe(ctx context.Context, what string, to target, links []*link) (api.Check, verdict) {
+// prober sends probes.
+type prober struct {
+	// dial connects to an address in the cluster through the traffic manager.
+	dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
+}
+
+// send announces one probe over the links, and sends it to an address in the cluster.
+func (pr prober) send(ctx context.Context, what string, to target, links []*link) (api.Check, verdict) {
 	timeout := probeTimeout
 	if to.protocol == "udp" {
 		timeout = packetTimeout
@@ -82,7 +91,7 @@ func (i *Intercept) sendProbe(ctx context.Context, what string, to target, links
 	preface, err := announceProbe(ctx, links)
 	v := probeUnknown
 	if err == nil {
-		v, err = i.exchangeProbe(ctx, to, preface)
+		v, err = pr.exchange(ctx, to, preface)
 	}
 	c.Seconds = time.Since(began).Seconds()
 	c.OK = v == probeReached
@@ -100,12 +109,12 @@ func (i *Intercept) sendProbe(ctx context.Context, what string, to target, links
 	return c, v
 }
 
-// probeUntilReached sends at most tries probes, until an agent answers one. It does not repeat a TCP probe that timed
+// untilReached sends at most tries probes, until an agent answers one. It does not repeat a TCP probe that timed
 // out.
-func (i *Intercept) probeUntilReached(ctx context.Context, what string, to target, tries int,
+func (pr prober) untilReached(ctx context.Context, what string, to target, tries int,
 	links func() []*link) (c api.Check, v verdict) {
 	for range tries {
-		if c, v = i.sendProbe(ctx, what, to, links()); v == probeReached ||
+		if c, v = pr.send(ctx, what, to, links()); v == probeReached ||
 			v == probeTimedOut && to.protocol == "tcp" || ctx.Err() != nil {
 			break
 		}
@@ -136,10 +145,10 @@ func announceProbe(ctx context.Context, links []*link) ([]byte, error) {
 
 var errBypassed = errors.New("something other than the agent answered")
 
-// exchangeProbe connects, sends the probe, and compares the answer.
-func (i *Intercept) exchangeProbe(ctx context.Context, to target, preface []byte) (verdict, error) {
+// exchange connects, sends the probe, and compares the answer.
+func (pr prober) exchange(ctx context.Context, to target, preface []byte) (verdict, error) {
 	began := time.Now()
-	conn, err := i.cfg.Session.Dial(ctx, to.protocol, to.addr)
+	conn, err := pr.dial(ctx, to.protocol, to.addr)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return probeRefused, err // an agent accepts, whether or not the application listens
 	}
@@ -210,7 +219,7 @@ func (i *Intercept) verifyPort(ctx context.Context, c *podIntercept, p api.Agent
 	i.mu.Lock()
 	links := []*link{c.link}
 	i.mu.Unlock()
-	check, v := i.probeUntilReached(ctx, "pod", target{p.Protocol, to}, probeTries, func() []*link { return links })
+	check, v := prober{i.cfg.Session.Dial}.untilReached(ctx, "pod", target{p.Protocol, to}, probeTries, func() []*link { return links })
 	i.recordCheck(check)
 	switch v {
 	case probeReached:
@@ -249,7 +258,7 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 	}
 	var probing sync.WaitGroup
 	for n, to := range targets {
-		probing.Go(func() { checks[n], verdicts[n] = i.probeUntilReached(ctx, "clusterIP", to, tries, links) })
+		probing.Go(func() { checks[n], verdicts[n] = prober{i.cfg.Session.Dial}.untilReached(ctx, "clusterIP", to, tries, links) })
 	}
 	probing.Wait()
 	if ctx.Err() != nil {
@@ -318,7 +327,7 @@ func (i *Intercept) recordCheck(c api.Check) {
 func (i *Intercept) errorBypassed(ctx context.Context, pod *corev1.Pod, c api.Check) error {
 	causes := sidecarCauses(pod)
 	if i.plan == nil {
-		causes = i.causes(ctx, pod)
+		causes = ephemeralCauses(ctx, i.pods.Kube(), i.log, pod)
 	}
 	return api.Errorf(api.ExitIntercept,
 		"the intercept receives no traffic: a probe to %s did not reach the agent in pod %s: %s", c.Target, pod.Name,
@@ -337,8 +346,8 @@ func sidecarCauses(pod *corev1.Pod) []string {
 		"the Service's target port, a service mesh, or the cluster's network plugin"}
 }
 
-// causes returns what may keep packets from an ephemeral agent in this pod.
-func (i *Intercept) causes(ctx context.Context, pod *corev1.Pod) []string {
+// ephemeralCauses returns what may keep packets from an ephemeral agent in this pod.
+func ephemeralCauses(ctx context.Context, kube kubernetes.Interface, log *slog.Logger, pod *corev1.Pod) []string {
 	var causes []string
 	switch mesh, container := workloads.Mesh(pod); {
 	case container != "":
@@ -351,10 +360,10 @@ func (i *Intercept) causes(ctx context.Context, pod *corev1.Pod) []string {
 	}
 	ctx, cancel := context.WithTimeout(ctx, causeTimeout)
 	defer cancel()
-	cilium, err := i.pods.Kube().CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "cilium-config",
+	cilium, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "cilium-config",
 		metav1.GetOptions{})
 	if err != nil {
-		i.log.Debug("cannot read the ConfigMap kube-system/cilium-config", "err", err)
+		log.Debug("cannot read the ConfigMap kube-system/cilium-config", "err", err)
 	} else if replaces := cilium.Data["kube-proxy-replacement"]; (replaces == "true" || replaces == "strict") &&
 		cilium.Data["enable-host-legacy-routing"] != "true" {
 		causes = append(causes, "The ConfigMap kube-system/cilium-config enables Cilium with eBPF host routing, "+
