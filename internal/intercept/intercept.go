@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -128,12 +127,8 @@ type Intercept struct {
 	recorded      bool           // the API server has accepted an Event about the begin; set by run
 	running       sync.WaitGroup // the podIntercepts' goroutines
 
-	mu           sync.Mutex
-	changed      wakeup.Broadcast // sent when a field below or of a podIntercept changes
-	status       api.Intercept    // without what Status computes from the pods
-	listed       bool             // update was called
-	byUID        map[types.UID]*podIntercept
-	pastRequests uint64 // requests of pods that no longer exist
+	podSet
+	status api.Intercept // without what Status computes from the pods; guarded by podSet.mu
 }
 
 // New returns an Intercept for Run. Errors are *api.Error.
@@ -170,7 +165,7 @@ func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept,
 		},
 		begun: make(chan struct{}), othersAllowed: make(chan struct{}),
 		slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
-		byUID: make(map[types.UID]*podIntercept),
+		podSet: podSet{byUID: make(map[types.UID]*podIntercept)},
 		status: api.Intercept{
 			Connection: cfg.Session.Status().ID, Namespace: cfg.Namespace, Workload: cfg.Workload,
 			State: api.InterceptStarting,
@@ -202,7 +197,7 @@ func (i *Intercept) Run(ctx context.Context) error {
 	i.leave(ctx, err)
 	end()
 	i.running.Wait()
-	i.update(life, nil)
+	i.update(nil, nil)
 	if err == nil {
 		return nil // not a nil *api.Error in an error
 	}
@@ -218,7 +213,9 @@ func (i *Intercept) run(ctx, life context.Context) error {
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return i.pods.WatchPods(gctx, i.workload, func(pods []corev1.Pod) { i.update(life, pods) })
+		return i.pods.WatchPods(gctx, i.workload, func(pods []corev1.Pod) {
+			i.update(pods, func(p *corev1.Pod) *podIntercept { return i.startPod(life, p) })
+		})
 	})
 	g.Go(func() error {
 		if err := i.checkPermissions(gctx); err != nil {
@@ -301,37 +298,12 @@ func (i *Intercept) checkPermissions(ctx context.Context) error {
 	return nil
 }
 
-// update sets the workload's pods, and starts and stops podIntercepts. They end with life.
-func (i *Intercept) update(life context.Context, pods []corev1.Pod) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	there := make(map[types.UID]bool, len(pods))
-	for n := range pods {
-		p := &pods[n]
-		c := i.byUID[p.UID]
-		switch {
-		case workloads.Finished(p):
-			continue
-		case p.DeletionTimestamp != nil && (c == nil || !c.active()): // an intercepted one may still serve requests
-			continue
-		case c == nil:
-			ctx, cancel := context.WithCancel(life)
-			c = newPodIntercept(i, p, cancel)
-			i.byUID[p.UID] = c
-			i.running.Go(func() { c.run(ctx) })
-		}
-		c.pod = p
-		there[p.UID] = true
-	}
-	for uid, c := range i.byUID {
-		if !there[uid] {
-			i.pastRequests += c.requests.total()
-			c.cancel()
-			delete(i.byUID, uid)
-		}
-	}
-	i.listed = true
-	i.changed.Send()
+// startPod starts to intercept a pod, until life ends.
+func (i *Intercept) startPod(life context.Context, p *corev1.Pod) *podIntercept {
+	ctx, cancel := context.WithCancel(life)
+	c := newPodIntercept(i, p, cancel)
+	i.running.Go(func() { c.run(ctx) })
+	return c
 }
 
 // begin intercepts the existing pods, probes them, and closes begun.
@@ -493,23 +465,6 @@ func (i *Intercept) waitForPods(ctx context.Context) error {
 	return err
 }
 
-// count returns the number of intercepted pods, and of all pods.
-func (i *Intercept) count() (intercepted, all int) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	for _, c := range i.byUID {
-		if c.active() {
-			intercepted++
-		}
-	}
-	return intercepted, len(i.byUID)
-}
-
-// sorted returns the podIntercepts in the order of their pods' names. The caller holds i.mu.
-func (i *Intercept) sorted() []*podIntercept {
-	return slices.SortedFunc(maps.Values(i.byUID), func(a, b *podIntercept) int { return cmp.Compare(a.name, b.name) })
-}
-
 // leave releases all claims, and removes the sidecar from the template. cause is the error that ended the intercept, or
 // nil.
 func (i *Intercept) leave(ctx context.Context, cause error) {
@@ -543,23 +498,6 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 // recorder returns a Recorder of Events, which all users of the namespace can read. So they do not contain the match.
 func (i *Intercept) recorder() workloads.Recorder {
 	return workloads.Recorder{Kube: i.pods.Kube(), Logger: i.log, Workload: i.workload, Owner: i.cfg.Owner}
-}
-
-// await waits until ok returns true. It calls ok with mu held.
-func (i *Intercept) await(ctx context.Context, ok func() bool) error {
-	for {
-		i.mu.Lock()
-		done, changed := ok(), i.changed.Next()
-		i.mu.Unlock()
-		if done {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // step reports that a step begins. The returned function reports its end.

@@ -111,25 +111,6 @@ func injectionRejected(err error) bool {
 	return code == api.ExitInject || code == api.ExitPermission
 }
 
-// somePod waits for the list of pods without those in gone, and returns one that runs, or nil.
-func (i *Intercept) somePod(ctx context.Context, gone map[types.UID]bool) (pod *corev1.Pod, err error) {
-	err = i.await(ctx, func() bool {
-		outdated := false // the list still has a pod that is gone
-		for _, c := range i.sorted() {
-			if !c.runs() {
-				continue
-			}
-			if !gone[c.pod.UID] {
-				pod = c.pod
-				break
-			}
-			outdated = true
-		}
-		return i.listed && (pod != nil || !outdated)
-	})
-	return pod, err
-}
-
 // sidecar reports whether agents are sidecars. The caller holds i.mu.
 func (i *Intercept) sidecar() bool { return i.status.Mode == api.ModeSidecar }
 

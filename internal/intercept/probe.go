@@ -219,7 +219,8 @@ func (i *Intercept) verifyPort(ctx context.Context, c *podIntercept, p api.Agent
 	i.mu.Lock()
 	links := []*link{c.link}
 	i.mu.Unlock()
-	check, v := prober{i.cfg.Session.Dial}.untilReached(ctx, "pod", target{p.Protocol, to}, probeTries, func() []*link { return links })
+	check, v := prober{i.cfg.Session.Dial}.untilReached(ctx, "pod", target{p.Protocol, to}, probeTries,
+		func() []*link { return links })
 	i.recordCheck(check)
 	switch v {
 	case probeReached:
@@ -245,20 +246,11 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 	if i.plan != nil {
 		tries = rolloutProbeTries // kube-proxy updates its endpoints a moment after the rollout
 	}
-	links := func() []*link {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		var links []*link
-		for _, c := range i.byUID {
-			if c.active() {
-				links = append(links, c.link)
-			}
-		}
-		return links
-	}
 	var probing sync.WaitGroup
 	for n, to := range targets {
-		probing.Go(func() { checks[n], verdicts[n] = prober{i.cfg.Session.Dial}.untilReached(ctx, "clusterIP", to, tries, links) })
+		probing.Go(func() {
+			checks[n], verdicts[n] = prober{i.cfg.Session.Dial}.untilReached(ctx, "clusterIP", to, tries, i.activeLinks)
+		})
 	}
 	probing.Wait()
 	if ctx.Err() != nil {

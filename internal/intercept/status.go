@@ -13,7 +13,7 @@ func (i *Intercept) Status() api.Intercept {
 	s := i.status
 	s.Ports, s.Checks, s.Warnings = slices.Clone(s.Ports), slices.Clone(s.Checks), slices.Clone(s.Warnings)
 	s.Pods = []api.InterceptedPod{}
-	s.Requests = i.pastRequests
+	s.Requests = i.past
 	intercepted := 0
 	others := make(map[[2]string]int) // indices in s.Others, by owner and ID
 	for _, c := range i.sorted() {
