@@ -113,14 +113,12 @@ type Intercept struct {
 
 	objects dynamic.Interface
 
-	workload  *workloads.Workload // set by readWorkload
-	container string              // set by readWorkload
-	image     string              // set by readImage
-	private   bool                // set by readImage: pulling the image needs a Secret
-	server    *server             // set by readWorkload
-	plan      *sidecarPlan        // set by chooseMode: the change of the template; nil: none
+	subject          // set by read
+	server  *server  // set by read
+	rollout *rollout // set by chooseMode: the change of the template; nil: the agents are ephemeral containers
 
 	begun         chan struct{}
+	modeChosen    chan struct{}  // closed by begin
 	othersAllowed chan struct{}  // closed when all pods may be intercepted
 	slots         chan struct{}  // semaphore of maxAdding
 	reset         chan error     // buffer 1: somebody has removed all intercepts of the workload
@@ -163,7 +161,7 @@ func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept,
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
 			Observe: cfg.Spec.Observe, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
 		},
-		begun: make(chan struct{}), othersAllowed: make(chan struct{}),
+		begun: make(chan struct{}), modeChosen: make(chan struct{}), othersAllowed: make(chan struct{}),
 		slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
 		podSet: podSet{byUID: make(map[types.UID]*podIntercept)},
 		status: api.Intercept{
@@ -205,10 +203,7 @@ func (i *Intercept) Run(ctx context.Context) error {
 }
 
 func (i *Intercept) run(ctx, life context.Context) error {
-	reading, rctx := errgroup.WithContext(ctx)
-	reading.Go(func() error { return i.readWorkload(rctx) })
-	reading.Go(func() error { return i.readImage(rctx) })
-	if err := reading.Wait(); err != nil {
+	if err := i.read(ctx); err != nil {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -239,53 +234,75 @@ func (i *Intercept) run(ctx, life context.Context) error {
 	return g.Wait()
 }
 
-// readWorkload reads the workload, and chooses the ports to intercept.
-func (i *Intercept) readWorkload(ctx context.Context) error {
-	done := i.step("Reading %s", i.cfg.Workload)
-	w, err := i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload)
+// subject is what the intercept reads before it changes anything.
+type subject struct {
+	workload  *workloads.Workload
+	container string        // of the ports
+	ports     []api.PortMap // to intercept
+	image     string        // of the agent
+	private   bool          // pulling the image needs a Secret
+}
+
+// read reads the subject, and sets what follows from it.
+func (i *Intercept) read(ctx context.Context) error {
+	s, err := i.readSubject(ctx)
 	if err != nil {
 		return err
 	}
-	if w.IsScheduled() {
-		return api.Errorf(api.ExitWorkload, "%s is a CronJob and receives no requests", w).
-			WithHint("`kubevpn clone` runs its job in the cluster, `kubevpn dev` on this machine")
-	}
-	ports, container, err := choosePorts(w, i.cfg.Spec)
-	if err != nil {
-		return err
-	}
-	i.warn(w.Notes...)
-	done("container %s, %s", container, portsText(ports))
-	served := ports
+	served := s.ports
 	if i.cfg.Spec.Observe {
 		served = nil
 	}
-	i.workload, i.container, i.server = w, container, newServer(served, i.cfg.Dial, i.log)
-	for _, p := range ports {
+	i.subject, i.server = s, newServer(served, i.cfg.Dial, i.log)
+	for _, p := range s.ports {
 		i.claim.Ports = append(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Container})
 	}
 	i.mu.Lock()
-	i.status.Ports = ports
+	i.status.Ports = s.ports
 	i.changed.Send()
 	i.mu.Unlock()
 	return nil
 }
 
-// readImage finds the agent's image, and whether pulling it needs a Secret.
-func (i *Intercept) readImage(ctx context.Context) error {
-	if i.image = i.cfg.Image; i.image != "" {
-		return nil
-	}
+// readSubject reads the workload and finds the agent's image, at the same time.
+func (i *Intercept) readSubject(ctx context.Context) (s subject, err error) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
-		i.image, err = i.cfg.Session.Image(ctx)
+		s.workload, s.container, s.ports, err = i.readWorkload(ctx)
 		return err
 	})
-	g.Go(func() (err error) {
-		i.private, err = i.cfg.Session.NeedsPullSecret(ctx)
-		return err
-	})
-	return g.Wait()
+	if s.image = i.cfg.Image; s.image == "" {
+		g.Go(func() (err error) {
+			s.image, err = i.cfg.Session.Image(ctx)
+			return err
+		})
+		g.Go(func() (err error) {
+			s.private, err = i.cfg.Session.NeedsPullSecret(ctx)
+			return err
+		})
+	}
+	err = g.Wait()
+	return s, err
+}
+
+// readWorkload reads the workload, and chooses the ports to intercept.
+func (i *Intercept) readWorkload(ctx context.Context) (*workloads.Workload, string, []api.PortMap, error) {
+	done := i.step("Reading %s", i.cfg.Workload)
+	w, err := i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	if w.IsScheduled() {
+		return nil, "", nil, api.Errorf(api.ExitWorkload, "%s is a CronJob and receives no requests", w).
+			WithHint("`kubevpn clone` runs its job in the cluster, `kubevpn dev` on this machine")
+	}
+	ports, container, err := choosePorts(w, i.cfg.Spec)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	i.warn(w.Notes...)
+	done("container %s, %s", container, portsText(ports))
+	return w, container, ports, nil
 }
 
 // checkPermissions returns nil if the user may intercept the workload. The intercept changes no pod before it returns.
@@ -311,6 +328,7 @@ func (i *Intercept) begin(ctx context.Context) error {
 	if err := i.chooseMode(ctx); err != nil {
 		return err
 	}
+	close(i.modeChosen)
 	done := i.step("Intercepting the pods of %s", i.cfg.Workload)
 	first, err := i.interceptFirst(ctx)
 	if err != nil {
@@ -327,14 +345,14 @@ func (i *Intercept) begin(ctx context.Context) error {
 	}
 	intercepted, all := i.count()
 	done("%d of %d", intercepted, all)
-	if i.plan != nil {
+	if i.rollout != nil {
 		if intercepted < all { // the next step would cut Services off from pods without an agent
 			return api.Errorf(api.ExitInject, "the rollout of the agent did not finish within %v: %s", rolloutTimeout,
 				i.Status().LastError).
 				WithHint("`kubectl -n %s describe %s` shows the cause. kubevpn has undone the rollout.",
 					i.cfg.Namespace, i.cfg.Workload)
 		}
-		if err := i.redirectServices(ctx, true); err != nil {
+		if err := i.rollout.redirectServices(ctx, true); err != nil {
 			return err
 		}
 	}
@@ -350,7 +368,7 @@ func (i *Intercept) begin(ctx context.Context) error {
 // without an error if no pod runs.
 func (i *Intercept) interceptFirst(ctx context.Context) (*podIntercept, error) {
 	deadline := time.Now().Add(podTimeout)
-	if i.plan != nil {
+	if i.rollout != nil {
 		deadline = time.Now().Add(rolloutTimeout)
 	}
 	tried := make(map[*podIntercept]bool)
@@ -437,7 +455,7 @@ func final(err error) bool {
 // waitForPods waits until each pod that runs is intercepted or has failed, for a limited time.
 func (i *Intercept) waitForPods(ctx context.Context) error {
 	timeout := beginTimeout
-	if i.plan != nil {
+	if i.rollout != nil {
 		timeout = rolloutTimeout
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
@@ -488,7 +506,10 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 		})
 	}
 	releases.Wait()
-	if err := i.rollBack(bounded); err != nil {
+	if i.rollout == nil {
+		return
+	}
+	if err := i.rollout.undo(bounded); err != nil {
 		i.log.Error("cannot remove the agent from the template", "err", err)
 		i.warn(fmt.Sprintf("cannot remove the agent from the template of %s: %v; run `kubevpn reset %s`",
 			i.cfg.Workload, err, i.cfg.Workload))

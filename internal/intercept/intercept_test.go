@@ -460,7 +460,7 @@ func TestUnreadableTemplateIsLogged(t *testing.T) {
 		w.mu.Unlock()
 		w.addPod("web-b")
 		testenv.Eventually(t, 5*time.Second, func() error {
-			if text := log.String(); !strings.Contains(text, "cannot tell whether the template has the agent") ||
+			if text := log.String(); !strings.Contains(text, "cannot read the template") ||
 				!strings.Contains(text, "it has no containers") {
 				return errors.New(text)
 			}

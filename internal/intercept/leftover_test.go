@@ -90,10 +90,14 @@ func TestSidecarKeepsSidecarOfOtherKey(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, step := range []func(context.Context) error{i.readWorkload, i.rollOut, i.rollBack} {
-			if err := step(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+		if err := i.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := i.rollOut(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := i.rollout.undo(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 		if d := cmp.Diff(before, w.objects["deployments/web"]); d != "" {
 			t.Errorf("the template (-before +after):\n%s", d)

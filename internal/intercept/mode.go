@@ -111,9 +111,6 @@ func injectionRejected(err error) bool {
 	return code == api.ExitInject || code == api.ExitPermission
 }
 
-// sidecar reports whether agents are sidecars. The caller holds i.mu.
-func (i *Intercept) sidecar() bool { return i.status.Mode == api.ModeSidecar }
-
 // podAgent is the laptop's own agent in a pod.
 type podAgent struct {
 	container string

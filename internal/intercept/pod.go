@@ -120,7 +120,7 @@ func (c *podIntercept) placed() bool {
 	if c.pod.Spec.NodeName == "" || c.pod.DeletionTimestamp != nil {
 		return false
 	}
-	return !c.i.sidecar() || sidecarOf(c.pod, c.i.identity.hash) != ""
+	return c.i.rollout == nil || sidecarOf(c.pod, c.i.identity.hash) != ""
 }
 
 // active reports whether matching requests of the pod come here. The caller holds i.mu.
@@ -137,7 +137,7 @@ func (c *podIntercept) reason() string {
 		return c.failed.Error()
 	case c.link != nil && c.linked.err != nil:
 		return c.phase.String() + ": " + c.linked.err.Error()
-	case c.link == nil && c.i.sidecar() && c.runs() && !c.placed():
+	case c.link == nil && c.i.rollout != nil && c.runs() && !c.placed():
 		return "the pod predates the sidecar; waiting for its replacement"
 	case c.link == nil && !c.placed():
 		return "the pod is not running"
@@ -186,7 +186,12 @@ func (c *podIntercept) ended(err error) {
 // attempt goes through the phases. It returns when a step fails, or when the agent or ctx ends.
 func (c *podIntercept) attempt(ctx context.Context) error {
 	c.set(func() { c.phase = waiting })
-	if err := c.i.await(ctx, func() bool { return c.i.status.ModeReason != "" && c.placed() }); err != nil {
+	select {
+	case <-c.i.modeChosen:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := c.i.await(ctx, c.placed); err != nil {
 		return err
 	}
 	agent, err := c.add(ctx)
@@ -412,7 +417,7 @@ func (c *podIntercept) applyLinkState() {
 	}
 	// The link claims again after a rejection. The agent reports its claims separately from its answer, possibly later.
 	switch {
-	case c.linked.rejected && api.AsError(c.linked.err).Code == api.ExitLost && !c.i.sidecar():
+	case c.linked.rejected && api.AsError(c.linked.err).Code == api.ExitLost && c.i.rollout == nil:
 		c.phase = replacing
 	case c.linked.rejected && c.linked.state != nil && !c.waitsForOwnClaim():
 		c.failed = c.linked.err

@@ -243,7 +243,7 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 	checks := make([]api.Check, len(targets))
 	verdicts := make([]verdict, len(targets))
 	tries := probeTries
-	if i.plan != nil {
+	if i.rollout != nil {
 		tries = rolloutProbeTries // kube-proxy updates its endpoints a moment after the rollout
 	}
 	var probing sync.WaitGroup
@@ -318,7 +318,7 @@ func (i *Intercept) recordCheck(c api.Check) {
 // errorBypassed returns the error of a probe that did not reach the agent, with the likely causes.
 func (i *Intercept) errorBypassed(ctx context.Context, pod *corev1.Pod, c api.Check) error {
 	causes := sidecarCauses(pod)
-	if i.plan == nil {
+	if i.rollout == nil {
 		causes = ephemeralCauses(ctx, i.pods.Kube(), i.log, pod)
 	}
 	return api.Errorf(api.ExitIntercept,

@@ -52,7 +52,7 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 	done := i.step("Adding the agent to the template of %s", i.cfg.Workload)
 	var claimed []workloads.Port
 	known := i.workload.Ports()
-	for _, p := range i.status.Ports {
+	for _, p := range i.ports {
 		if n := slices.IndexFunc(known, func(k workloads.Port) bool {
 			return k.Protocol == p.Protocol && k.Port == p.Container
 		}); n >= 0 {
@@ -61,48 +61,20 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 			claimed = append(claimed, workloads.Port{Protocol: p.Protocol, Port: p.Container, Container: i.container})
 		}
 	}
-	var plan sidecarPlan
-	err := i.writer().template(ctx, func(template map[string]any) (map[string]any, error) {
-		// Remove the agent of this owner's earlier intercept, whose daemon may have been killed.
-		without, _, err := undoSidecar(template, i.identity.hash)
-		if err != nil {
-			return nil, err
-		}
-		plan, err = planSidecar(without, i.container, claimed, i.agent())
-		return plan.template, err
-	})
+	r, err := startRollout(ctx, writer{i.pods, i.objects, i.workload}, i.container, claimed, i.agent())
 	if err != nil {
 		return err
 	}
-	i.plan, i.claim.Ports = &plan, plan.ports
-	if err := i.redirectServices(ctx, false); err != nil {
+	i.claim.Ports = r.plan.ports
+	i.mu.Lock()
+	i.rollout = r
+	i.changed.Send()
+	i.mu.Unlock()
+	if err := r.redirectServices(ctx, false); err != nil {
 		return err
 	}
 	done("the rollout replaces its pods")
 	return nil
-}
-
-// redirectServices patches Services to send to the agents' ports: those that must wait for the rollout, or the others.
-func (i *Intercept) redirectServices(ctx context.Context, afterRollout bool) error {
-	var patches []servicePatch
-	var names []string
-	for _, p := range i.plan.services {
-		if p.afterRollout == afterRollout {
-			patches, names = append(patches, p), append(names, p.service)
-		}
-	}
-	return i.writer().services(ctx, names, func(service map[string]any) (map[string]any, error) {
-		return patchService(service, patches)
-	})
-}
-
-// rollBack undoes rollOut.
-func (i *Intercept) rollBack(ctx context.Context) error {
-	if i.plan == nil {
-		return nil
-	}
-	_, err := i.writer().removeAgents(ctx, i.identity.hash)
-	return err
 }
 
 // watchTemplate returns an error when somebody has removed the agent from the template. It reads the template whenever
@@ -113,7 +85,7 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if i.plan == nil {
+	if i.rollout == nil {
 		return nil
 	}
 	checked := make(map[types.UID]bool)
@@ -132,7 +104,7 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 		}); err != nil {
 			return err
 		}
-		template, err := i.writer().current(ctx)
+		undone, err := i.rollout.undone(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -142,25 +114,70 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 			delete(checked, without.pod.UID)
 			i.mu.Unlock()
 			wakeup.Pause(ctx, retryMin)
-			continue
-		case template == nil:
-			continue // the workload no longer exists
+		case undone:
+			return api.Errorf(api.ExitIntercept,
+				"somebody has removed the agent from the template of %s, as `kubevpn reset` does", i.cfg.Workload).
+				WithHint("Run `kubevpn proxy %s` again to start a new intercept.", i.cfg.Workload)
 		}
-		undone, _, err := undoSidecar(template, i.identity.hash)
-		if err != nil {
-			i.log.Warn("cannot tell whether the template has the agent", "pod", without.name, "err", err)
-			continue
-		}
-		if !equality.Semantic.DeepEqual(template, undone) {
-			continue // the pod predates the agent
-		}
-		return api.Errorf(api.ExitIntercept,
-			"somebody has removed the agent from the template of %s, as `kubevpn reset` does", i.cfg.Workload).
-			WithHint("Run `kubevpn proxy %s` again to start a new intercept.", i.cfg.Workload)
 	}
 }
 
-func (i *Intercept) writer() writer { return writer{i.pods, i.objects, i.workload} }
+// rollout is the change of the workload's template that adds the owner's agent, and the changes of its Services.
+type rollout struct {
+	writer
+	hash string // of the owner's key
+	plan sidecarPlan
+}
+
+// startRollout adds the agent to the template. Its container is beside the one that listens on the claimed ports.
+func startRollout(ctx context.Context, w writer, container string, claimed []workloads.Port,
+	a workloads.Agent) (*rollout, error) {
+	r := &rollout{writer: w, hash: a.Owner}
+	err := w.template(ctx, func(template map[string]any) (map[string]any, error) {
+		// Remove the agent of this owner's earlier intercept, whose daemon may have been killed.
+		without, _, err := undoSidecar(template, r.hash)
+		if err != nil {
+			return nil, err
+		}
+		r.plan, err = planSidecar(without, container, claimed, a)
+		return r.plan.template, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// redirectServices patches Services to send to the agents' ports: those that must wait for the rollout, or the others.
+func (r *rollout) redirectServices(ctx context.Context, afterRollout bool) error {
+	var patches []servicePatch
+	var names []string
+	for _, p := range r.plan.services {
+		if p.afterRollout == afterRollout {
+			patches, names = append(patches, p), append(names, p.service)
+		}
+	}
+	return r.services(ctx, names, func(service map[string]any) (map[string]any, error) {
+		return patchService(service, patches)
+	})
+}
+
+// undone reports whether somebody has removed the agent from the template. It is false if the workload no longer
+// exists.
+func (r *rollout) undone(ctx context.Context) (bool, error) {
+	template, err := r.current(ctx)
+	if err != nil || template == nil {
+		return false, err
+	}
+	without, _, err := undoSidecar(template, r.hash)
+	return err == nil && equality.Semantic.DeepEqual(template, without), err
+}
+
+// undo removes the agent from the template, and undoes the changes of the Services.
+func (r *rollout) undo(ctx context.Context) error {
+	_, err := r.removeAgents(ctx, r.hash)
+	return err
+}
 
 const fieldManager = "kubevpn"
 
