@@ -197,6 +197,47 @@ func TestPodProxyUsesTheKubeconfig(t *testing.T) {
 	}
 }
 
+// A plugin may issue a certificate for another group before the first one expires.
+func TestPodProxySendsTheLatestClientCertificate(t *testing.T) {
+	noLeaks(t)
+	seen := make(chan *tls.ConnectionState, 1)
+	s := proxyServer(t, func(_ http.ResponseWriter, r *http.Request) bool {
+		seen <- r.TLS
+		return true
+	}, echoBack)
+	credential := func() *api.Credential {
+		cert, key := clientCertificate(t)
+		return &api.Credential{Certificate: string(cert), Key: string(key)}
+	}
+	d := proxyDialer(t, s, func(_ testing.TB, _ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+		u.Token, u.Exec = "", &clientcmdapi.ExecConfig{
+			APIVersion: "client.authentication.k8s.io/v1", Command: "/bin/false",
+			InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+		}
+	})
+	for range 2 {
+		latest := credential()
+		if err := d.cluster.SetCredential(latest); err != nil {
+			t.Fatal(err)
+		}
+		dialProxy(t, d)
+		got := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: (<-seen).PeerCertificates[0].Raw})
+		if string(got) != latest.Certificate {
+			t.Error("the server sees the certificate of an earlier connection")
+		}
+	}
+	if err := d.cluster.SetCredential(&api.Credential{Token: "secret"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []bool{false, true} {
+		dialProxy(t, d)
+		if state := <-seen; state.DidResume != want || len(state.PeerCertificates) > 0 {
+			t.Errorf("with a token: resumed %v, want %v, %d certificates", state.DidResume, want,
+				len(state.PeerCertificates))
+		}
+	}
+}
+
 // clientCertificate returns a self-signed certificate of the user dev.
 func clientCertificate(t testing.TB) (cert, key []byte) {
 	t.Helper()

@@ -69,11 +69,14 @@ func (u *upgrader) warmUp(ctx context.Context) error {
 			return err
 		}
 	}
+	config, err := u.tlsConfig()
+	if err != nil {
+		return err
+	}
 	raw, err := u.dial(ctx, "tcp", net.JoinHostPort(server.Hostname(), cmp.Or(server.Port(), "443")))
 	if err != nil {
 		return err
 	}
-	config := u.tls.Clone()
 	config.ServerName = cmp.Or(config.ServerName, server.Hostname())
 	c := &warmConn{Conn: tls.Client(raw, config), raw: raw}
 	if err := c.HandshakeContext(ctx); err != nil {
@@ -150,6 +153,22 @@ func (u *upgrader) prepare() error {
 	return u.err
 }
 
+// tlsConfig returns the configuration of one connection. It resumes no TLS session while a credential plugin provides
+// the client certificate: in a resumed session the server sees the certificate with which the session began.
+func (u *upgrader) tlsConfig() (*tls.Config, error) {
+	config := u.tls.Clone()
+	if u.auth.HasCertCallback() {
+		cert, err := u.auth.TLS.GetCertHolder.GetCert()
+		if err != nil {
+			return nil, err
+		}
+		if cert != nil {
+			config.ClientSessionCache = nil
+		}
+	}
+	return config, nil
+}
+
 // do sends the request. It returns the connection that the server has switched to another protocol, the same connection
 // beneath TLS, and the header of the answer. Closing the second one frees everything. ctx limits only the request.
 func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
@@ -157,11 +176,15 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
 	if err := u.prepare(); err != nil {
 		return nil, nil, nil, err
 	}
+	config, err := u.tlsConfig()
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	// A transport for one request: its dialer stores the connection beneath TLS, which net/http does not return.
 	var raw atomic.Pointer[nonblock.Batch]
 	hop := &http.Transport{
 		Proxy:             u.auth.Proxy,
-		TLSClientConfig:   u.tls,
+		TLSClientConfig:   config,
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			batch, err := u.dial(ctx, network, address)
