@@ -137,8 +137,8 @@ func (c *Cluster) HasAccount(kubeconfig []byte) bool {
 	return err == nil && account == c.account
 }
 
-// accountOf returns a hash of everything in a kubeconfig but the namespace of its context and the jump hosts. Those
-// contain the environment of a terminal.
+// accountOf returns a hash of everything in a kubeconfig but the namespace of its context and the environment of the
+// terminal, which the jump hosts contain too. Users with one context share a login in any environment: see LoginOf.
 func accountOf(raw *clientcmdapi.Config) (string, error) {
 	raw = raw.DeepCopy()
 	for _, kctx := range raw.Contexts {
@@ -146,6 +146,9 @@ func accountOf(raw *clientcmdapi.Config) (string, error) {
 	}
 	for _, cluster := range raw.Clusters {
 		delete(cluster.Extensions, jumpExtension)
+	}
+	for _, user := range raw.AuthInfos {
+		delete(user.Extensions, environExtension)
 	}
 	text, err := clientcmd.Write(*raw)
 	if err != nil {
@@ -166,7 +169,7 @@ func parse(kubeconfig []byte) (*clientcmdapi.Config, *rest.Config, error) {
 	if err != nil {
 		return nil, nil, unusable(err)
 	}
-	return raw, config, nil
+	return raw, config, addEnviron(config, raw)
 }
 
 func serverURL(config *rest.Config) (*url.URL, error) {

@@ -2,11 +2,9 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/api"
@@ -36,18 +34,10 @@ func prepareJump(cluster *clientcmdapi.Cluster, in Inputs) *api.Error {
 			WithHint("Install OpenSSH's client (the package openssh-client or openssh-clients), or put its folder " +
 				"into PATH.")
 	}
-	text, err := json.Marshal(sshjump.Config{
+	cluster.ProxyURL = ""
+	return setExtension(&cluster.Extensions, jumpExtension, sshjump.Config{
 		Hosts: in.Jump.Hosts, Program: program, Env: in.Environ, Dir: in.Jump.Dir,
 	})
-	if err != nil {
-		return api.Errorf(api.ExitUnexpected, "writing the jump hosts: %w", err)
-	}
-	if cluster.Extensions == nil {
-		cluster.Extensions = map[string]runtime.Object{}
-	}
-	cluster.Extensions[jumpExtension] = &runtime.Unknown{Raw: text, ContentType: runtime.ContentTypeJSON}
-	cluster.ProxyURL = ""
-	return nil
 }
 
 // jumpOf returns a client for the jump hosts of a kubeconfig with one context, or nil.
@@ -56,13 +46,9 @@ func jumpOf(raw *clientcmdapi.Config) (*sshjump.Client, error) {
 	if kctx == nil || raw.Clusters[kctx.Cluster] == nil {
 		return nil, nil
 	}
-	extension, ok := raw.Clusters[kctx.Cluster].Extensions[jumpExtension].(*runtime.Unknown)
-	if !ok {
-		return nil, nil
-	}
 	var config sshjump.Config
-	if err := json.Unmarshal(extension.Raw, &config); err != nil {
-		return nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig's extension %s: %w", jumpExtension, err)
+	if ok, err := extension(raw.Clusters[kctx.Cluster].Extensions, jumpExtension, &config); !ok || err != nil {
+		return nil, err
 	}
 	return sshjump.New(config), nil
 }

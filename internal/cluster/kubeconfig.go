@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,8 @@ import (
 	"strings"
 
 	"golang.org/x/net/http/httpproxy"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -198,8 +201,52 @@ func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) *api.Error {
 			WithHint("%s", cmp.Or(user.Exec.InstallHint, "Install it, or put its folder into PATH."))
 	}
 	user.Exec.Command = path
-	user.Exec.Env = mergeEnv(user.Exec.Env, in.Environ)
+	return setExtension(&user.Extensions, environExtension, in.Environ)
+}
+
+// environExtension is the extension of the kubeconfig's user that contains the caller's environment, for the credential
+// plugin. Only Prepare writes it.
+const environExtension = "kubevpn/environ"
+
+// addEnviron adds the environment that Prepare has written to the configuration of the user's credential plugin.
+func addEnviron(config *rest.Config, raw *clientcmdapi.Config) error {
+	kctx := raw.Contexts[raw.CurrentContext]
+	if config.ExecProvider == nil || kctx == nil || raw.AuthInfos[kctx.AuthInfo] == nil {
+		return nil
+	}
+	var environ []string
+	if ok, err := extension(raw.AuthInfos[kctx.AuthInfo].Extensions, environExtension, &environ); !ok || err != nil {
+		return err
+	}
+	plugin := *config.ExecProvider
+	plugin.Env = mergeEnv(plugin.Env, environ)
+	config.ExecProvider = &plugin
 	return nil
+}
+
+// setExtension writes a value into the extensions of a part of the kubeconfig.
+func setExtension(extensions *map[string]runtime.Object, name string, value any) *api.Error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return api.Errorf(api.ExitUnexpected, "writing the kubeconfig's extension %s: %w", name, err)
+	}
+	if *extensions == nil {
+		*extensions = map[string]runtime.Object{}
+	}
+	(*extensions)[name] = &runtime.Unknown{Raw: text, ContentType: runtime.ContentTypeJSON}
+	return nil
+}
+
+// extension reads what setExtension has written. It reports whether there is such an extension.
+func extension(extensions map[string]runtime.Object, name string, value any) (bool, error) {
+	e, ok := extensions[name].(*runtime.Unknown)
+	if !ok {
+		return false, nil
+	}
+	if err := json.Unmarshal(e.Raw, value); err != nil {
+		return false, api.Errorf(api.ExitKubeconfig, "the kubeconfig's extension %s: %w", name, err)
+	}
+	return true, nil
 }
 
 // mergeEnv returns the caller's environment with the kubeconfig's own variables, which take precedence.

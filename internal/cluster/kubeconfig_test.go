@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -109,11 +110,11 @@ func TestPrepareResolvesThePlugin(t *testing.T) {
 	if p.Context != "two" || p.Cluster != "far" || p.Namespace != "mine" {
 		t.Fatalf("%+v", p)
 	}
-	config, err := clientcmd.Load(p.Kubeconfig)
+	_, config, err := parse(p.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := config.AuthInfos["plugin"].Exec
+	e := config.ExecProvider
 	plugin := filepath.Join(dir, "bin/login")
 	if got, want := e.Command+" "+strings.Join(e.Args, " "), plugin+" get-token --cluster far"; got != want {
 		t.Fatalf("command %q, want %q", got, want)
@@ -130,6 +131,35 @@ func TestPrepareResolvesThePlugin(t *testing.T) {
 	}
 	if e.InteractiveMode != clientcmdapi.IfAvailableExecInteractiveMode {
 		t.Fatalf("interactive mode %q", e.InteractiveMode)
+	}
+}
+
+func TestAccountIsTheSameInEveryTerminal(t *testing.T) {
+	_, environ := home(t, twoContexts)
+	load := func(environ []string) (Prepared, *Cluster) {
+		t.Helper()
+		p, err := Prepare(Inputs{Overrides: inContext("two", ""), Environ: environ})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := Load(p.Kubeconfig, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p, c
+	}
+	here, c := load(append(environ, "PWD=/one"))
+	there, _ := load(append(environ, "PWD=/two", "WINDOWID=2"))
+	if bytes.Equal(here.Kubeconfig, there.Kubeconfig) || !c.HasAccount(there.Kubeconfig) {
+		t.Error("the same user has another account in another terminal")
+	}
+	for _, change := range [][2]string{
+		{"value: kubeconfig", "value: other"}, {"https://far.example", "https://near.example"}, {"- far", "- near"},
+	} {
+		other := bytes.Replace(there.Kubeconfig, []byte(change[0]), []byte(change[1]), 1)
+		if bytes.Equal(other, there.Kubeconfig) || c.HasAccount(other) {
+			t.Errorf("the account is the same with %q:\n%s", change[1], other)
+		}
 	}
 }
 

@@ -133,10 +133,10 @@ func newCloned(cfg intercept.Config) (Intercept, error) {
 
 // clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. It
 // returns connected, which may be nil, if that has the same account. If it only has the same context, both share the
-// result of the credential plugin.
+// result of the credential plugin. In both cases connected uses account's credential from then on.
 func clusterOf(account api.ConnectRequest, logger *slog.Logger, connected *cluster.Cluster) (*cluster.Cluster, error) {
 	if connected != nil && connected.HasAccount(account.Kubeconfig) {
-		return connected, nil
+		return connected, connected.SetCredential(account.Credential)
 	}
 	o := cluster.Options{Logger: logger, Credential: account.Credential}
 	if connected != nil && connected.Context() == account.Context {
