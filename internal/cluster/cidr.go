@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/pkg/datapath/routable"
 )
 
 // CIDRs are the networks of a cluster that the user may see.
@@ -37,13 +39,6 @@ const (
 
 // Guessed reports whether the size of the network is a guess: it may be larger.
 func (s Source) Guessed() bool { return s == FromServices || s == FromPods }
-
-// The sizes of guesses, in bits: small enough to overlap no other network, large enough to contain neighbors.
-const (
-	guess4         = 24
-	guessPods6     = 64
-	guessServices6 = 112 // the usual size of an IPv6 Service range is /108 to /112
-)
 
 // listLimit limits the objects from which a guess is made.
 const listLimit = 500
@@ -193,7 +188,7 @@ func askServices(ctx context.Context, kube kubernetes.Interface, namespace strin
 	for _, s := range list.Items {
 		for _, text := range s.Spec.ClusterIPs {
 			if ip, err := netip.ParseAddr(text); err == nil { // it may be "None"
-				services = merge(services, []CIDR{guess(ip, guessServices6, FromServices)})
+				services = merge(services, []CIDR{{routable.ServiceBlock(ip), FromServices}})
 			}
 		}
 	}
@@ -211,17 +206,9 @@ func askPods(ctx context.Context, kube kubernetes.Interface, namespace string) (
 		}
 		for _, text := range p.Status.PodIPs {
 			if ip, err := netip.ParseAddr(text.IP); err == nil {
-				pods = merge(pods, []CIDR{guess(ip, guessPods6, FromPods)})
+				pods = merge(pods, []CIDR{{routable.PodBlock(ip), FromPods}})
 			}
 		}
 	}
 	return pods, nil, nil
-}
-
-func guess(ip netip.Addr, bits6 int, source Source) CIDR {
-	bits := bits6
-	if ip = ip.Unmap(); ip.Is4() {
-		bits = guess4
-	}
-	return CIDR{netip.PrefixFrom(ip, bits).Masked(), source}
 }

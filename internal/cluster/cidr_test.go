@@ -94,7 +94,7 @@ func TestFindCIDRsReadsEveryPermittedSource(t *testing.T) {
 			name: "viewer", deny: "list:nodes list:servicecidrs create:services",
 			objects: []runtime.Object{pod("web", false, "10.244.1.7", "fd00:10:244:1::7"), service("web", "10.96.3.4", "fd00:10:96::5")},
 			pods:    []string{"10.244.1.0/24 (guessed from pods' addresses)", "fd00:10:244:1::/64 (guessed from pods' addresses)"},
-			service: []string{"10.96.3.0/24 (guessed from Services' ClusterIPs)", "fd00:10:96::/112 (guessed from Services' ClusterIPs)"},
+			service: []string{"10.96.3.0/24 (guessed from Services' ClusterIPs)", "fd00:10:96::/120 (guessed from Services' ClusterIPs)"},
 		},
 		{
 			name: "pods outside the nodes' ranges, as some CNIs have them", answers: map[corev1.IPFamily]string{corev1.IPv4Protocol: answer121, corev1.IPv6Protocol: answerNo6},

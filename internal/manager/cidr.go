@@ -12,19 +12,6 @@ import (
 // blocks counts addresses by block: the known addresses of networks whose prefix no API object states.
 type blocks map[netip.Prefix]map[netip.Addr]int
 
-// The sizes of blocks. Pods: network plugins usually give a node a /26 to /24 at least, and a /64 of IPv6. ClusterIPs:
-// 256 addresses, because a Service range of IPv6 is a /112 to /108.
-func podBlock(addr netip.Addr) netip.Prefix       { return mask(addr, 24, 64) }
-func clusterIPBlock(addr netip.Addr) netip.Prefix { return mask(addr, 24, 120) }
-
-func mask(addr netip.Addr, bits4, bits6 int) netip.Prefix {
-	bits := bits6
-	if addr.Is4() {
-		bits = bits4
-	}
-	return netip.PrefixFrom(addr, bits).Masked()
-}
-
 // add adds n to the number of objects with addr, which is in block.
 func (b blocks) add(block netip.Prefix, addr netip.Addr, n int) {
 	in := b[block]

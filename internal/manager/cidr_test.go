@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"kubevpn/pkg/datapath/routable"
 )
 
 func prefixesOf(texts ...string) []netip.Prefix {
@@ -61,14 +63,14 @@ func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 			}
 			for _, a := range tt.pods {
 				addr := netip.MustParseAddr(a)
-				n.pods.add(podBlock(addr), addr, 1)
-				if block := podBlock(addr); !slices.Contains(tt.unread, block.String()) {
+				n.pods.add(routable.PodBlock(addr), addr, 1)
+				if block := routable.PodBlock(addr); !slices.Contains(tt.unread, block.String()) {
 					n.believed[block] = struct{}{}
 				}
 			}
 			for _, a := range tt.vips {
 				addr := netip.MustParseAddr(a)
-				n.clusterIPs.add(clusterIPBlock(addr), addr, 1)
+				n.clusterIPs.add(routable.ServiceBlock(addr), addr, 1)
 			}
 			got := n.prefixes(true)
 			if want := prefixesOf(tt.wantPods...); !slices.Equal(got.pods, want) {
@@ -91,13 +93,13 @@ func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 func TestBlocksForgetAddressesThatNoObjectHas(t *testing.T) {
 	b := blocks{}
 	addr := netip.MustParseAddr("10.0.0.1")
-	b.add(podBlock(addr), addr, 1)
-	b.add(podBlock(addr), addr, 1) // behind two Services
-	b.add(podBlock(addr), addr, -1)
+	b.add(routable.PodBlock(addr), addr, 1)
+	b.add(routable.PodBlock(addr), addr, 1) // behind two Services
+	b.add(routable.PodBlock(addr), addr, -1)
 	if len(b) != 1 {
 		t.Error("the blocks forgot an address of one of two Services")
 	}
-	b.add(podBlock(addr), addr, -1)
+	b.add(routable.PodBlock(addr), addr, -1)
 	if len(b) != 0 {
 		t.Errorf("blocks after the removal of all addresses: %v", b)
 	}

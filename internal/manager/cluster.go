@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/wakeup"
 )
 
@@ -127,7 +128,7 @@ func (c *cluster) setService(name balancer.Name, s *service) {
 
 func (c *cluster) countClusterIPs(s *service, n int) {
 	for _, addr := range s.clusterIPs {
-		c.networks.clusterIPs.add(clusterIPBlock(addr), addr, n)
+		c.networks.clusterIPs.add(routable.ServiceBlock(addr), addr, n)
 		c.needsCIDRs = true
 	}
 }
@@ -168,7 +169,7 @@ func (c *cluster) setSlice(name balancer.Name, s *slice) {
 func (c *cluster) countPods(s *slice, n int) {
 	for i := range s.endpoints {
 		if e := &s.endpoints[i]; e.pod != "" {
-			c.networks.pods.add(podBlock(e.addr), e.addr, n)
+			c.networks.pods.add(routable.PodBlock(e.addr), e.addr, n)
 			c.needsCIDRs = true
 		}
 	}

@@ -168,7 +168,7 @@ func (c *cluster) unread(now time.Time) []podRef {
 			for i := range s.endpoints {
 				e := &s.endpoints[i]
 				ref := podRef{e.addr, service.Namespace, e.pod}
-				block := podBlock(e.addr)
+				block := routable.PodBlock(e.addr)
 				if _, ok := wanted[block]; !ok || e.pod == "" {
 					continue
 				}
@@ -203,7 +203,7 @@ func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool
 	defer c.mu.Unlock()
 	for ref, has := range results {
 		if has {
-			c.networks.believed[podBlock(ref.addr)] = struct{}{}
+			c.networks.believed[routable.PodBlock(ref.addr)] = struct{}{}
 		} else {
 			c.rejected[ref] = now
 		}

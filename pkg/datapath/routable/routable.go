@@ -74,6 +74,23 @@ func Set(b *netipx.IPSetBuilder) *netipx.IPSet {
 	return set
 }
 
+// PodBlock returns the network of pods that is assumed around the address of one, if no API object states its network:
+// a network plugin usually gives a node a /26 to /24 at least, or a /64 of IPv6.
+func PodBlock(pod netip.Addr) netip.Prefix { return block(pod, 24, 64) }
+
+// ServiceBlock returns the network of Services that is assumed around a ClusterIP, if no API object states its network.
+// It has 256 addresses in both families: it must stay inside the Service range, usually a /20 or wider, or a /112 to
+// /108 of IPv6, and nothing verifies the neighbors.
+func ServiceBlock(clusterIP netip.Addr) netip.Prefix { return block(clusterIP, 24, 120) }
+
+func block(addr netip.Addr, bits4, bits6 int) netip.Prefix {
+	bits := bits6
+	if addr = addr.Unmap(); addr.Is4() {
+		bits = bits4
+	}
+	return netip.PrefixFrom(addr, bits).Masked()
+}
+
 // Inner returns the networks for inner addresses: benchmarking (RFC 2544), shared (RFC 6598) and unique local (RFC
 // 4193) addresses, and a part of a private network (RFC 1918) as the last resort.
 func Inner() []netip.Prefix {

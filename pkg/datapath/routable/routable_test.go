@@ -107,3 +107,19 @@ func FuzzCheck(f *testing.F) {
 		}
 	})
 }
+
+func TestBlocksSurroundTheirAddress(t *testing.T) {
+	for _, tt := range []struct{ addr, pod, service string }{
+		{"10.96.3.4", "10.96.3.0/24", "10.96.3.0/24"},
+		{"::ffff:10.96.3.4", "10.96.3.0/24", "10.96.3.0/24"},
+		{"fd00:96::1:1234", "fd00:96::/64", "fd00:96::1:1200/120"},
+	} {
+		addr := netip.MustParseAddr(tt.addr)
+		if got := PodBlock(addr).String(); got != tt.pod {
+			t.Errorf("the pods around %s: %s, want %s", addr, got, tt.pod)
+		}
+		if got := ServiceBlock(addr).String(); got != tt.service {
+			t.Errorf("the Services around %s: %s, want %s", addr, got, tt.service)
+		}
+	}
+}
