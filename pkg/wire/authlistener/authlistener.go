@@ -128,7 +128,6 @@ func (l *Listener) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	defer l.Close()
-	work.Go(func() { l.tally.run(ctx) })
 	for {
 		conn, err := l.cfg.Listener.Accept()
 		switch {

@@ -1,12 +1,11 @@
 package authlistener
 
 import (
-	"context"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // Reason says why a connection was rejected, in a few words for the log.
@@ -27,8 +26,8 @@ const (
 // tallyPeriod is how often a reason is logged at most.
 const tallyPeriod = time.Minute
 
-// tally counts events by reason and logs them: the first of a reason at once, and the count at most once a minute. Its
-// methods may be called concurrently.
+// tally counts events by reason and logs them: the first of a reason at once, later ones with the total at most once a
+// minute. Its methods may be called concurrently.
 type tally struct {
 	message string
 	log     *slog.Logger
@@ -38,9 +37,8 @@ type tally struct {
 }
 
 type count struct {
-	total, logged int
-	at            time.Time // of the latest line
-	remote        string    // of the latest event
+	total int
+	line  rate.Sometimes // of the log
 }
 
 func newTally(message string, log *slog.Logger) *tally {
@@ -53,21 +51,11 @@ func (t *tally) add(why Reason, remote string) {
 	defer t.mu.Unlock()
 	c := t.counts[why]
 	if c == nil {
-		c = new(count)
+		c = &count{line: rate.Sometimes{Interval: tallyPeriod}}
 		t.counts[why] = c
 	}
 	c.total++
-	c.remote = remote
-	t.report(why, c, false)
-}
-
-// report logs c if it has new events and the last line is old enough, or if last is set. Call with mu held.
-func (t *tally) report(why Reason, c *count, last bool) {
-	if c.total == c.logged || !last && !c.at.IsZero() && time.Since(c.at) < tallyPeriod {
-		return
-	}
-	t.log.Info(t.message, "reason", why, "remote", c.remote, "new", c.total-c.logged, "total", c.total)
-	c.logged, c.at = c.total, time.Now()
+	c.line.Do(func() { t.log.Info(t.message, "reason", why, "remote", remote, "total", c.total) })
 }
 
 // total returns the number of events of a reason.
@@ -78,26 +66,4 @@ func (t *tally) total(why Reason) int {
 		return c.total
 	}
 	return 0
-}
-
-// run logs the counts that add did not log, until ctx ends, and then the rest.
-func (t *tally) run(ctx context.Context) {
-	ticker := time.NewTicker(tallyPeriod)
-	defer ticker.Stop()
-	for {
-		last := false
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			last = true
-		}
-		t.mu.Lock()
-		for _, why := range slices.Sorted(maps.Keys(t.counts)) {
-			t.report(why, t.counts[why], last)
-		}
-		t.mu.Unlock()
-		if last {
-			return
-		}
-	}
 }
