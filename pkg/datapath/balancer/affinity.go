@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -34,7 +35,7 @@ func (a *affinity) endpointOf(client string, w *view, first int) int {
 	}
 	a.clients[client] = sticky{w.usable[first], now}
 	if len(a.clients) >= max(a.sweepAt, 64) {
-		a.sweep(func(s sticky) bool { return now.Sub(s.used) < w.affinity })
+		maps.DeleteFunc(a.clients, func(_ string, s sticky) bool { return now.Sub(s.used) >= w.affinity })
 		a.sweepAt = 2 * len(a.clients)
 	}
 	return first
@@ -66,16 +67,8 @@ func (a *affinity) retain(w *view) {
 	for _, b := range w.usable {
 		usable[b] = struct{}{}
 	}
-	a.sweep(func(s sticky) bool {
+	maps.DeleteFunc(a.clients, func(_ string, s sticky) bool {
 		_, ok := usable[s.backend]
-		return ok && w.affinity > 0
+		return !ok || w.affinity == 0
 	})
-}
-
-func (a *affinity) sweep(keep func(sticky) bool) {
-	for client, s := range a.clients {
-		if !keep(s) {
-			delete(a.clients, client)
-		}
-	}
 }

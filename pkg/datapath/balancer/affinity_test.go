@@ -108,7 +108,7 @@ func TestAffinityForgetsExpiredClients(t *testing.T) {
 			p.Release()
 			time.Sleep(threeHours / 100)
 		}
-		v := b.index.Load().find(key{port("10.96.0.10:80"), TCP})
+		v := b.index.Load().ports[key{port("10.96.0.10:80"), TCP}]
 		if n := len(v.affinity.clients); n > 300 {
 			t.Errorf("%d clients are remembered, of which 100 are not expired", n)
 		}

@@ -37,7 +37,7 @@ type Balancer struct {
 // New returns a Balancer without Services for the node of that name. If the name is empty, no endpoint is local.
 func New(node string) *Balancer {
 	b := &Balancer{at: place{node: node}, services: make(map[Name]*Service)}
-	b.index.Store(&index{v4: map[uint64]*vip{}, v6: map[key6]*vip{}, addrs: map[netip.Addr]Name{}})
+	b.index.Store(&index{ports: map[key]*vip{}, addrs: map[netip.Addr]Name{}})
 	return b
 }
 
@@ -52,7 +52,7 @@ func (b *Balancer) SetZone(zone string) {
 	x := b.index.Load()
 	for name, s := range b.services {
 		for _, k := range keys(s) {
-			if v := x.find(k.key); v != nil && v.owner == name {
+			if v := x.ports[k.key]; v != nil && v.owner == name {
 				v.update(s, k.port, k.addr.Addr(), b.at)
 			}
 		}
@@ -86,7 +86,7 @@ func (b *Balancer) Apply(set []Service, remove []Name) {
 // Pick when the flow has ended. With any other verdict the Pick is empty.
 func (b *Balancer) Pick(protocol Protocol, dst netip.AddrPort, client string, s Scheduler) (Pick, Verdict) {
 	x := b.index.Load()
-	v := x.find(key{dst, protocol})
+	v := x.ports[key{dst, protocol}]
 	if v == nil {
 		if _, ok := x.addrs[dst.Addr()]; ok {
 			return Pick{}, Refused
@@ -146,10 +146,10 @@ func (e *edit) replace(old, s *Service, at place) {
 		}
 		for _, k := range keys(s) {
 			kept[k.key] = true
-			v := e.index.find(k.key)
+			v := e.index.ports[k.key]
 			if v == nil {
 				v = &vip{backends: make(map[netip.AddrPort]*backend)}
-				e.own().put(k.key, v)
+				e.own().ports[k.key] = v
 			}
 			v.owner = s.Name
 			v.update(s, k.port, k.addr.Addr(), at)
@@ -159,8 +159,8 @@ func (e *edit) replace(old, s *Service, at place) {
 		return
 	}
 	for _, k := range keys(old) {
-		if v := e.index.find(k.key); v != nil && v.owner == old.Name && !kept[k.key] {
-			e.own().delete(k.key)
+		if v := e.index.ports[k.key]; v != nil && v.owner == old.Name && !kept[k.key] {
+			delete(e.own().ports, k.key)
 			e.gone = append(e.gone, v)
 		}
 	}

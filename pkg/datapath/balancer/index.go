@@ -1,7 +1,6 @@
 package balancer
 
 import (
-	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
@@ -9,11 +8,9 @@ import (
 	"time"
 )
 
-// index maps addresses to virtual IPs. It is immutable once published. IPv4 has its own keys because hashing a uint64
-// takes a third of the time of a netip.AddrPort.
+// index maps addresses to virtual IPs. It is immutable once published.
 type index struct {
-	v4    map[uint64]*vip
-	v6    map[key6]*vip
+	ports map[key]*vip
 	addrs map[netip.Addr]Name // the Service of each ClusterIP, to distinguish unknown ports from unknown addresses
 }
 
@@ -23,47 +20,7 @@ type key struct {
 	protocol Protocol
 }
 
-type key6 [19]byte
-
-func (k key) v4() uint64 {
-	a := k.addr.Addr().As4()
-	return uint64(binary.BigEndian.Uint32(a[:]))<<32 | uint64(k.addr.Port())<<8 | uint64(k.protocol)
-}
-
-func (k key) v6() (b key6) {
-	a := k.addr.Addr().As16()
-	copy(b[:], a[:])
-	binary.BigEndian.PutUint16(b[16:], k.addr.Port())
-	b[18] = byte(k.protocol)
-	return b
-}
-
-func (x *index) find(k key) *vip {
-	if k.addr.Addr().Is4() {
-		return x.v4[k.v4()]
-	}
-	return x.v6[k.v6()]
-}
-
-func (x *index) put(k key, v *vip) {
-	if k.addr.Addr().Is4() {
-		x.v4[k.v4()] = v
-	} else {
-		x.v6[k.v6()] = v
-	}
-}
-
-func (x *index) delete(k key) {
-	if k.addr.Addr().Is4() {
-		delete(x.v4, k.v4())
-	} else {
-		delete(x.v6, k.v6())
-	}
-}
-
-func (x *index) clone() *index {
-	return &index{v4: maps.Clone(x.v4), v6: maps.Clone(x.v6), addrs: maps.Clone(x.addrs)}
-}
+func (x *index) clone() *index { return &index{ports: maps.Clone(x.ports), addrs: maps.Clone(x.addrs)} }
 
 // vip is one port of one virtual IP. It exists as long as the port, so that turn, affinity and counts survive
 // changes of the endpoints.

@@ -61,7 +61,7 @@ func TestUpdatesUnderLoad(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-	v := b.index.Load().find(key{port("10.96.0.10:80"), TCP})
+	v := b.index.Load().ports[key{port("10.96.0.10:80"), TCP}]
 	set(epochs) // an update removes endpoints that have no flows and are not in the Service
 	if n := len(v.backends); n > 3 {
 		t.Errorf("%d endpoints are remembered, of which 2 exist", n)
