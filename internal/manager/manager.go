@@ -168,7 +168,6 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	g.Go(func() error { return m.publisher.run(ctx) })
 	g.Go(func() error { return m.pods.run(ctx) })
 	g.Go(func() error { return m.serveHealth(ctx, health) })
-	g.Go(func() error { return m.router.run(ctx) })
 	g.Go(func() error { return footprint.ReleaseMemory(ctx) })
 	if m.gateways != nil {
 		g.Go(func() error { return m.serveGateways(ctx) })

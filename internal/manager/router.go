@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"context"
 	"encoding/binary"
 	"log/slog"
 	"net/netip"
@@ -9,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/packet"
@@ -36,6 +37,7 @@ type router struct {
 
 	routes atomic.Pointer[routes]
 	counts counts
+	alarm  rate.Sometimes // about spoofed packets
 
 	mu     sync.Mutex
 	leases *leases
@@ -87,43 +89,20 @@ type routerStats struct{ spoofed, malformed, noRoute, prohibited, unwritten, que
 
 func newRouter(allows func(netip.AddrPort, []netip.Prefix) bool, changed func(), log *slog.Logger) *router {
 	r := &router{log: log, allows: allows, changed: changed, leases: newLeases()}
+	r.alarm.Interval = alarmInterval
 	r.routes.Store(&routes{})
 	return r
 }
 
-const (
-	// reportInterval is how often run logs the counters, if they changed.
-	reportInterval = time.Minute
-	// alarmInterval is the same for spoofed packets. Our laptops send none, unless the user intends to.
-	alarmInterval = 5 * time.Second
-)
+// alarmInterval is how often the log shows spoofed packets at most. Our laptops send none, unless the user intends to.
+const alarmInterval = 5 * time.Second
 
-// run logs the counters until ctx ends.
-func (r *router) run(ctx context.Context) error {
-	tick, alarm := time.NewTicker(reportInterval), time.NewTicker(alarmInterval)
-	defer tick.Stop()
-	defer alarm.Stop()
-	var logged routerStats
-	var alarmed uint64
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-alarm.C:
-			if n := r.counts.spoofed.Load(); n != alarmed {
-				r.log.Warn("dropped packets with a source address that their session does not own", "new", n-alarmed,
-					"spoofed", n)
-				alarmed = n
-			}
-			continue
-		case <-tick.C:
-		}
-		if s := r.stats(); s != logged {
-			logged = s
-			r.log.Debug("packets dropped", "spoofed", s.spoofed, "malformed", s.malformed, "no-route", s.noRoute,
-				"prohibited", s.prohibited, "unwritten", s.unwritten, "queues", s.queueDrops)
-		}
-	}
+// countSpoofed counts a packet whose source is not its session's.
+func (r *router) countSpoofed() {
+	n := r.counts.spoofed.Add(1)
+	r.alarm.Do(func() {
+		r.log.Warn("dropped packets with a source address that their session does not own", "spoofed", n)
+	})
 }
 
 func (r *router) stats() routerStats {
@@ -218,7 +197,7 @@ func (r *router) fromLaptop(p *peer, f *packetlink.Frame, w *packetlink.Writer) 
 		f.Release()
 		return
 	case !p.owns(h.Src):
-		r.counts.spoofed.Add(1)
+		r.countSpoofed()
 		f.Release()
 		return
 	}
@@ -281,7 +260,7 @@ func (r *router) fromGateway(f *packetlink.Frame) {
 	case to == nil: // link-local noise, or a late packet for a laptop that has gone
 		r.counts.noRoute.Add(1)
 	case t.isInner(h.Src) && (t.gateway == nil || !slices.Contains(t.gateway.about.Addrs, h.Src)):
-		r.counts.spoofed.Add(1)
+		r.countSpoofed()
 	default:
 		to.sender.Send(f)
 		return

@@ -246,7 +246,7 @@ while True:
 }
 
 // counted matches the log line of the traffic manager about packets with a wrong source.
-var counted = regexp.MustCompile(`their session does not own" new=\d+ spoofed=(\d+)`)
+var counted = regexp.MustCompile(`their session does not own" spoofed=(\d+)`)
 
 // spoofed returns how many packets the connection's manager has dropped because of their source.
 func (w *world) spoofed(t *testing.T, c api.Connection) int {
