@@ -2,7 +2,6 @@ package podenv
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 
@@ -13,27 +12,15 @@ import (
 // for the next Environment and Volumes. It may run concurrently with See.
 func (r *Reader) ReadAhead(ctx context.Context) {
 	all := r.objects(ctx)
-	var mu sync.Mutex
 	var reading sync.WaitGroup
-	named := make(map[Reference]bool) // without Optional: each object once
 	for _, of := range References(corev1.PodSpec{Containers: []corev1.Container{*r.container}, Volumes: r.mounted()}) {
-		of.Optional = false
-		if named[of] {
-			continue
-		}
-		named[of] = true
-		reading.Go(func() {
-			one := r.objects(ctx)
+		reading.Go(func() { // Environment and Volumes report the error
 			switch of.Kind {
 			case KindConfigMap:
-				_, _ = one.configMap(of.Name) // an error is kept as well
+				_, _ = all.configMap(of.Name)
 			case KindSecret:
-				_, _ = one.secret(of.Name)
+				_, _ = all.secret(of.Name)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			maps.Copy(all.configMaps, one.configMaps)
-			maps.Copy(all.secrets, one.secrets)
 		})
 	}
 	if r.serviceLinks() {

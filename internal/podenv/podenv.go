@@ -21,6 +21,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -181,42 +182,31 @@ func (r *Reader) Seen(environ []byte) {
 	}
 }
 
-// objects caches ConfigMaps, Secrets, nodes and Services.
+// objects reads ConfigMaps, Secrets, nodes and Services, each once. It is safe for concurrent use.
 type objects struct {
-	ctx        context.Context
-	kube       kubernetes.Interface
-	namespace  string
-	configMaps map[string]result[*corev1.ConfigMap]
-	secrets    map[string]result[*corev1.Secret]
-	nodes      map[string]result[*corev1.Node]
-	beside     *result[*corev1.ServiceList] // the namespace's Services; nil: not read yet
-	apiServer  *result[*corev1.Service]     // default/kubernetes; nil: not read yet
-}
+	ctx       context.Context
+	kube      kubernetes.Interface
+	namespace string
 
-type result[T any] struct {
-	value T
-	err   error
+	mu    sync.Mutex
+	reads map[string]any // by kind and name: func() (T, error)
 }
 
 func (r *Reader) objects(ctx context.Context) *objects {
 	if r.ahead != nil {
 		return r.ahead
 	}
-	return &objects{
-		ctx: ctx, kube: r.kube, namespace: r.pod.Namespace,
-		configMaps: map[string]result[*corev1.ConfigMap]{}, secrets: map[string]result[*corev1.Secret]{},
-		nodes: map[string]result[*corev1.Node]{},
-	}
+	return &objects{ctx: ctx, kube: r.kube, namespace: r.pod.Namespace, reads: map[string]any{}}
 }
 
 func (o *objects) configMap(name string) (*corev1.ConfigMap, error) {
-	return once(o.configMaps, name, func() (*corev1.ConfigMap, error) {
+	return once(o, "ConfigMap/"+name, func() (*corev1.ConfigMap, error) {
 		return o.kube.CoreV1().ConfigMaps(o.namespace).Get(o.ctx, name, metav1.GetOptions{})
 	})
 }
 
 func (o *objects) secret(name string) (*corev1.Secret, error) {
-	return once(o.secrets, name, func() (*corev1.Secret, error) {
+	return once(o, "Secret/"+name, func() (*corev1.Secret, error) {
 		return o.kube.CoreV1().Secrets(o.namespace).Get(o.ctx, name, metav1.GetOptions{})
 	})
 }
@@ -225,36 +215,35 @@ func (o *objects) node(name string) (*corev1.Node, error) {
 	if name == "" {
 		return nil, errors.New("the node defines it, and the pod has no node")
 	}
-	return once(o.nodes, name, func() (*corev1.Node, error) {
+	return once(o, "Node/"+name, func() (*corev1.Node, error) {
 		return o.kube.CoreV1().Nodes().Get(o.ctx, name, metav1.GetOptions{})
 	})
 }
 
 // servicesBeside returns the Services of the pod's namespace.
 func (o *objects) servicesBeside() (*corev1.ServiceList, error) {
-	if o.beside == nil {
-		list, err := o.kube.CoreV1().Services(o.namespace).List(o.ctx, metav1.ListOptions{})
-		o.beside = &result[*corev1.ServiceList]{list, err}
-	}
-	return o.beside.value, o.beside.err
+	return once(o, "Services", func() (*corev1.ServiceList, error) {
+		return o.kube.CoreV1().Services(o.namespace).List(o.ctx, metav1.ListOptions{})
+	})
 }
 
 // apiServerService returns the Service of the API server.
 func (o *objects) apiServerService() (*corev1.Service, error) {
-	if o.apiServer == nil {
-		s, err := o.kube.CoreV1().Services(metav1.NamespaceDefault).Get(o.ctx, "kubernetes", metav1.GetOptions{})
-		o.apiServer = &result[*corev1.Service]{s, err}
-	}
-	return o.apiServer.value, o.apiServer.err
+	return once(o, "Service/kubernetes", func() (*corev1.Service, error) {
+		return o.kube.CoreV1().Services(metav1.NamespaceDefault).Get(o.ctx, "kubernetes", metav1.GetOptions{})
+	})
 }
 
-func once[T any](known map[string]result[T], name string, read func() (T, error)) (T, error) {
-	got, ok := known[name]
+// once returns the result of the first read with that key, which may be an error. Each key has one type T.
+func once[T any](o *objects, key string, read func() (T, error)) (T, error) {
+	o.mu.Lock()
+	first, ok := o.reads[key].(func() (T, error))
 	if !ok {
-		got.value, got.err = read()
-		known[name] = got
+		first = sync.OnceValues(read)
+		o.reads[key] = first
 	}
-	return got.value, got.err
+	o.mu.Unlock()
+	return first()
 }
 
 const (

@@ -57,7 +57,7 @@ func (r *Reader) Volumes(ctx context.Context) ([]Mount, []Volume, []Problem) {
 // container, and each volume once.
 func Volumes(ctx context.Context, readers ...*Reader) (map[string][]Mount, []Volume, []Problem) {
 	all := map[string][]Mount{}
-	read := map[string]result[Volume]{}
+	read := map[string]volumeRead{}
 	var problems []Problem
 	for _, r := range readers {
 		mounts, more := r.mounts(ctx, read)
@@ -72,14 +72,20 @@ func Volumes(ctx context.Context, readers ...*Reader) (map[string][]Mount, []Vol
 	var volumes []Volume
 	for _, name := range slices.Sorted(maps.Keys(read)) {
 		if v := read[name]; v.err == nil {
-			volumes = append(volumes, v.value)
+			volumes = append(volumes, v.volume)
 		}
 	}
 	return all, volumes, problems
 }
 
+// volumeRead is the result of reading a volume.
+type volumeRead struct {
+	volume Volume
+	err    error
+}
+
 // mounts returns the container's mounts, and adds their volumes to read.
-func (r *Reader) mounts(ctx context.Context, read map[string]result[Volume]) ([]Mount, []Problem) {
+func (r *Reader) mounts(ctx context.Context, read map[string]volumeRead) ([]Mount, []Problem) {
 	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
 	var mounts []Mount
 	for _, m := range r.container.VolumeMounts {
@@ -94,7 +100,7 @@ func (r *Reader) mounts(ctx context.Context, read map[string]result[Volume]) ([]
 	return mounts, e.problems
 }
 
-func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[string]result[Volume]) (Mount, error) {
+func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[string]volumeRead) (Mount, error) {
 	sub, err := e.subPath(ctx, m)
 	if err != nil {
 		return Mount{}, err
@@ -112,14 +118,18 @@ func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[
 		}
 		return made, nil
 	}
-	v, err := once(read, m.Name, func() (Volume, error) { return e.volume(ctx, m.Name) })
-	if err != nil {
-		return Mount{}, err
+	v, ok := read[m.Name]
+	if !ok {
+		v.volume, v.err = e.volume(ctx, m.Name)
+		read[m.Name] = v
 	}
-	if !v.has(sub) { // the kubelet would create an empty directory, which is useless
+	if v.err != nil {
+		return Mount{}, v.err
+	}
+	if !v.volume.has(sub) { // the kubelet would create an empty directory, which is useless
 		return Mount{}, fmt.Errorf("the volume has nothing at %s", written(m))
 	}
-	made.ReadOnly = m.ReadOnly || !v.Empty // only the kubelet may write to other volumes
+	made.ReadOnly = m.ReadOnly || !v.volume.Empty // only the kubelet may write to other volumes
 	return made, nil
 }
 
