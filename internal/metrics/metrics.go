@@ -7,7 +7,6 @@ import (
 	"math"
 	"runtime/debug"
 	runtimemetrics "runtime/metrics"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -98,21 +97,4 @@ func (b Bounds) EmitMemory(emit Emit, labels ...string) {
 	runtimemetrics.Read(samples)
 	used := samples[0].Value.Uint64() - samples[1].Value.Uint64()
 	b.Emit(emit, float64(used), float64(limit), append(labels, "memory_bytes")...)
-}
-
-// Reference returns the rows of a Markdown table of the metrics.
-func Reference(list []*Metric) string {
-	var out strings.Builder
-	for _, m := range list {
-		kind := "gauge"
-		if m.Type == prometheus.CounterValue {
-			kind = "counter"
-		}
-		labels := "-"
-		if len(m.Labels) > 0 {
-			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
-		}
-		fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", m.Name, kind, labels, m.Help)
-	}
-	return out.String()
 }
