@@ -49,18 +49,13 @@ func (p Proxy) String() string {
 
 const (
 	systemNamespace = "kube-system"
-	// proxyTimeout limits all questions about kube-proxy together, and endpointTimeout the one that the API server
-	// forwards to a node, whose firewall may drop it.
-	proxyTimeout    = 5 * time.Second
-	endpointTimeout = 2 * time.Second
-	proxyPort       = 10249 // kube-proxy's metrics, by default on 127.0.0.1
+	proxyTimeout    = 5 * time.Second // for all questions about kube-proxy together
 )
 
 // Proxy finds out what serves ClusterIPs. It reads the configurations of Cilium, Calico and kube-router, which may
 // replace kube-proxy; the ConfigMap, DaemonSets and static pods of kube-proxy; and the arguments of k3s and RKE2 in the
-// annotations of nodes. If these do not state it, Proxy asks kube-proxy on the node, through the API server. If the
-// user may read all of these and none mentions kube-proxy, there is none. Proxy creates nothing and never fails: it
-// returns ProxyUnknown.
+// annotations of nodes, of which that of the given node counts. If the user may read all of these and none mentions
+// kube-proxy, there is none. Proxy creates nothing and never fails: it returns ProxyUnknown.
 func (c *Cluster) Proxy(ctx context.Context, node string) Proxy {
 	return proxyQuestions{
 		kube: c.kube,
@@ -122,9 +117,6 @@ func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
 	found, traced := decideProxy(answers)
 	if found.Mode != "" {
 		return found
-	}
-	if said := q.endpoint(ctx, node); said.Mode != "" {
-		return said
 	}
 	switch {
 	case found.By != "": // they contradict each other
@@ -319,24 +311,6 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]findi
 		}
 	}
 	return own, nil
-}
-
-// endpoint asks the kube-proxy of a node. Usually it listens on loopback only, or the user lacks the permission.
-func (q proxyQuestions) endpoint(ctx context.Context, node string) Proxy {
-	if node == "" {
-		return Proxy{}
-	}
-	ctx, cancel := context.WithTimeout(ctx, endpointTimeout)
-	defer cancel()
-	data, err := q.raw(ctx, fmt.Sprintf("/api/v1/nodes/http:%s:%d/proxy/proxyMode", node, proxyPort))
-	if err != nil {
-		return Proxy{}
-	}
-	found := proxyByName(strings.TrimSpace(string(data)), "kube-proxy on node "+node)
-	if found.Mode == ProxyUnknown {
-		return Proxy{}
-	}
-	return found
 }
 
 // proxyByName converts a mode of kube-proxy's configuration. An empty mode means iptables on Linux.
