@@ -29,7 +29,6 @@ type session struct {
 	peer    *peer
 	buffers buffers
 	flows   sync.WaitGroup
-	taken   chan struct{} // closed when another session has the lease
 
 	identified chan struct{} // closed when by is set
 
@@ -38,14 +37,20 @@ type session struct {
 }
 
 func (m *Manager) newSession(s *transport.Session) *session {
-	taken := make(chan struct{})
-	return &session{
+	laptop := &session{
 		m: m, s: s, buffers: buffers{session: s}, log: m.log.With("session", s.ID().String()[:8]),
-		identified: make(chan struct{}), taken: taken,
-		peer: newPeer(m.router, func() bool {
-			return s.Err() == nil && s.Attached()
-		}, sync.OnceFunc(func() { close(taken) })),
+		identified: make(chan struct{}),
 	}
+	connected := func() bool { return s.Err() == nil && s.Attached() }
+	laptop.peer = newPeer(m.router, connected, sync.OnceFunc(func() {
+		// Close waits for the laptop, and the router calls this function with its mutex held. Before serve waits for
+		// flows, it dismisses the peer, and the router no longer calls it.
+		laptop.flows.Go(func() {
+			laptop.log.Info("a newer session of the same client took the lease")
+			s.Close()
+		})
+	}))
+	return laptop
 }
 
 // serve answers the laptop until the session ends.
@@ -60,14 +65,6 @@ func (s *session) serve(ctx context.Context) {
 	}
 	defer s.flows.Wait()
 	defer s.m.router.dismiss(s.peer)
-	s.flows.Go(func() {
-		select {
-		case <-s.taken:
-			s.log.Info("a newer session of the same client took the lease")
-			s.s.Close()
-		case <-ctx.Done():
-		}
-	})
 	for {
 		in, err := s.s.Accept(ctx)
 		if err != nil {
