@@ -73,7 +73,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 
 // sendNotices writes notices until the stream ends.
 func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease api.Lease) error {
-	latest, newer := s.m.notices.read()
+	latest, newer := s.m.notices.Get()
 	first := *latest
 	first.state.Sessions = s.m.publisher.laptops() // this one may be younger than the notice
 	s.m.router.describe(&first.state)
@@ -91,7 +91,7 @@ func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease a
 		case <-ctx.Done():
 			return nil
 		}
-		latest, newer = s.m.notices.read()
+		latest, newer = s.m.notices.Get()
 		messages = changes(told, latest)
 		told = latest
 	}

@@ -125,20 +125,20 @@ func TestDeltaContainsChangedRecords(t *testing.T) {
 }
 
 func TestSlowReaderSkipsNotices(t *testing.T) {
-	b := newNotices()
-	seen, newer := b.read()
+	p := &publisher{notices: newNotices()}
+	seen, newer := p.notices.Get()
 	for i := range 100 {
-		b.post(&notice{state: api.ManagerState{Sessions: i + 1}})
+		p.publish(&notice{state: api.ManagerState{Sessions: i + 1}})
 	}
 	<-newer
-	now, newer := b.read()
+	now, newer := p.notices.Get()
 	if seen.state.Sessions != 0 || now.state.Sessions != 100 {
 		t.Errorf("the reader got %d sessions, and then %d", seen.state.Sessions, now.state.Sessions)
 	}
-	b.post(&notice{state: api.ManagerState{Sessions: 100}})
+	p.publish(&notice{state: api.ManagerState{Sessions: 100}})
 	select {
 	case <-newer:
-		t.Error("post replaced a notice by an equal one")
+		t.Error("publish replaced a notice by an equal one")
 	default:
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"kubevpn/internal/footprint"
 	"kubevpn/internal/metrics"
 	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/nonblock"
 	"kubevpn/pkg/wire/transport"
 )
@@ -65,7 +66,7 @@ type Manager struct {
 	watcher   *watcher
 	publisher *publisher
 	pods      *podReader
-	notices   *notices
+	notices   *wakeup.Value[*notice] // see publisher
 	dialer    *dialer
 	filter    *filter
 	router    *router
@@ -195,7 +196,7 @@ func ended(ctx context.Context, err error) error {
 
 // around returns the known networks that an inner network must not overlap.
 func (m *Manager) around() []netip.Prefix {
-	now, _ := m.notices.read()
+	now := m.notices.Load()
 	prefixes := slices.Concat(now.state.PodCIDRs, now.state.ServiceCIDRs)
 	for _, addr := range m.cfg.PodIPs {
 		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
@@ -209,7 +210,7 @@ func (m *Manager) around() []netip.Prefix {
 
 // inServiceRange reports whether addr looks like a ClusterIP.
 func (m *Manager) inServiceRange(addr netip.Addr) bool {
-	now, _ := m.notices.read()
+	now := m.notices.Load()
 	for _, p := range now.state.ServiceCIDRs {
 		if p.Contains(addr) {
 			return now.state.ResolvesVIPs

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"sync"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/balancer"
@@ -51,33 +50,16 @@ func (c *recordChanges) since(before recordChanges) (changed map[string][]string
 	return changed, true
 }
 
-// notices publishes the latest notice to all control streams. A slow reader skips notices and blocks nobody.
-// It is safe for concurrent use.
-type notices struct {
-	mu      sync.Mutex
-	current *notice
-	changed wakeup.Broadcast // sent when current is replaced
+func newNotices() *wakeup.Value[*notice] {
+	var v wakeup.Value[*notice]
+	v.Update(func(latest **notice) { *latest = &notice{} })
+	return &v
 }
 
-func newNotices() *notices { return &notices{current: &notice{}} }
-
-// read returns the latest notice, and a channel that post closes when there is a newer one.
-func (b *notices) read() (*notice, <-chan struct{}) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.current, b.changed.Next()
-}
-
-// post replaces the notice, unless the new one is equal.
-func (b *notices) post(n *notice) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if reflect.DeepEqual(b.current.state, n.state) && sameNames(b.current.names, n.names) &&
-		b.current.records.count == n.records.count {
-		return
-	}
-	b.current = n
-	b.changed.Send()
+// equal reports whether laptops would receive nothing new.
+func (n *notice) equal(other *notice) bool {
+	return reflect.DeepEqual(n.state, other.state) && sameNames(n.names, other.names) &&
+		n.records.count == other.records.count
 }
 
 func sameNames(a, b map[string][]string) bool {

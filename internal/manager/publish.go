@@ -14,6 +14,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -24,7 +25,7 @@ const publishInterval = 100 * time.Millisecond
 type publisher struct {
 	cluster  *cluster
 	balancer *balancer.Balancer
-	notices  *notices
+	notices  *wakeup.Value[*notice] // the latest, for all control streams; a slow reader skips some and blocks nobody
 	rights   func() (missing []string, ready bool)
 	dns      dnsConfig
 	vip      netip.AddrPort // of the API server, from the pod's environment
@@ -235,9 +236,16 @@ func (p *publisher) post() {
 		n.names, n.records = p.snapshot(), p.records
 	}
 	p.cluster.mu.Unlock()
-	p.notices.post(n)
+	p.publish(n)
 	if ready && !p.isReady() {
 		close(p.ready)
+	}
+}
+
+// publish replaces the latest notice, unless n is equal.
+func (p *publisher) publish(n *notice) {
+	if !n.equal(p.notices.Load()) {
+		p.notices.Update(func(latest **notice) { *latest = n })
 	}
 }
 

@@ -396,7 +396,7 @@ func TestForbiddenNamespaceDoesNotAffectOthers(t *testing.T) {
 	r.watcher.poked.Raise()
 	c.addsNames(map[string][]string{"kube-system": {"kube-dns"}})
 	testenv.Until(t, "all namespaces are known", func() bool {
-		latest, _ := r.notices.read()
+		latest := r.notices.Load()
 		return latest.state.Missing == nil && r.verdict(vipOfDNS) == balancer.Chosen
 	})
 	if got := r.verdict(vipOfWeb); got != balancer.Chosen {
@@ -435,7 +435,7 @@ func TestStateSurvivesAPIServerFailure(t *testing.T) {
 		kube.set(func() { kube.down = true })
 		r.watcher.poked.Raise()
 		time.Sleep(50 * time.Millisecond) // nothing to wait for: nothing must happen
-		if now, _ := r.notices.read(); !now.state.ResolvesVIPs || now.names == nil {
+		if now := r.notices.Load(); !now.state.ResolvesVIPs || now.names == nil {
 			t.Errorf("state: %+v", now.state)
 		}
 	})
