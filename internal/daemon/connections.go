@@ -26,6 +26,9 @@ const (
 var (
 	errNeedsHelper = errors.New("a root helper is needed")
 	errEnding      = api.Errorf(api.ExitDaemon, "the daemon is ending").WithHint("try again")
+
+	errConnectionEnded = api.Errorf(api.ExitLost, "the connection to the cluster ended").
+				WithHint("`kubevpn status` shows why, unless a command ended it; `kubevpn proxy` connects again")
 )
 
 // connections owns the connections of this daemon, and the host network that they share.

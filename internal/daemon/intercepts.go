@@ -26,9 +26,6 @@ import (
 // later that the laptop has gone.
 const leaveTimeout = 5 * time.Second
 
-var errConnectionEnded = api.Errorf(api.ExitLost, "the connection to the cluster ended").
-	WithHint("`kubevpn status` shows why, unless a command ended it; `kubevpn proxy` connects again")
-
 // intercepts owns the intercepts of this daemon, each on a connection.
 type intercepts struct {
 	registry[interceptKey, *interceptTask]
@@ -68,8 +65,8 @@ type interceptTask struct {
 	spec            api.InterceptSpec
 	intercept       Intercept
 	begun           time.Time
-	connection      <-chan struct{} // closed when the connection has ended
-	onConnectionEnd func()          // called when connection is closed
+	connection      *connectionTask
+	onConnectionEnd func() // called when connection has ended
 }
 
 func (t *interceptTask) run(ctx context.Context) error {
@@ -80,7 +77,7 @@ func (t *interceptTask) run(ctx context.Context) error {
 	go func() {
 		defer close(ended)
 		select {
-		case <-t.connection:
+		case <-t.connection.done:
 			t.onConnectionEnd()
 		case <-over.Done():
 		}
@@ -145,7 +142,7 @@ func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.Inte
 	}
 	if req.Attached {
 		emit(api.Event{Held: true})
-		return stay(ctx, held, c.done)
+		return stay(ctx, held, c)
 	}
 	is.retain(held...)
 	return nil
@@ -180,7 +177,7 @@ func (is *intercepts) hold(
 	t, joined, err := is.obtain(ctx, key, func(current *interceptTask) (*interceptTask, <-chan struct{}, error) {
 		switch {
 		case isClosed(c.done):
-			return nil, nil, errConnectionEnded
+			return nil, nil, c.cause()
 		case current == nil:
 			return made, nil, nil
 		case sameSpec(current.spec, req.Spec):
@@ -220,9 +217,9 @@ func (is *intercepts) newTask(c *connectionTask, key interceptKey, req api.Inter
 	logger := is.logger.With("intercept", key.id(), "workload", key.workload, "namespace", key.namespace)
 	t := &interceptTask{
 		task: newTask("intercept", logger, i.Begun(), events), key: key, spec: req.Spec, intercept: i,
-		begun: time.Now(), connection: c.done,
+		begun: time.Now(), connection: c,
 	}
-	t.onConnectionEnd = func() { is.end(errConnectionEnded, t) }
+	t.onConnectionEnd = func() { is.end(c.cause(), t) }
 	return t, nil
 }
 
@@ -235,7 +232,7 @@ func sameSpec(a, b api.InterceptSpec) bool {
 }
 
 // stay returns nil when ctx has ended, or the cause when an intercept or the connection has ended.
-func stay(ctx context.Context, held []*interceptTask, connection <-chan struct{}) error {
+func stay(ctx context.Context, held []*interceptTask, connection *connectionTask) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var watchers sync.WaitGroup
@@ -256,11 +253,8 @@ func stay(ctx context.Context, held []*interceptTask, connection <-chan struct{}
 		return nil
 	case i := <-ended:
 		return i.cause()
-	case <-connection:
-		if len(held) > 0 {
-			return (<-ended).cause()
-		}
-		return errConnectionEnded
+	case <-connection.done:
+		return connection.cause()
 	}
 }
 

@@ -171,8 +171,8 @@ func TestInterceptFailsWhenItsConnectionEnds(t *testing.T) {
 	c.end <- api.Errorf(api.ExitLost, "gone")
 	wait(t, i.ended, "the intercept's end")
 	testenv.Until(t, "it has failed", func() bool { return r.intercepted()[0].State == api.InterceptFailed })
-	if e := r.intercepted()[0].Error; e.Message != errConnectionEnded.Message {
-		t.Errorf("error = %+v", e)
+	if e := r.intercepted()[0].Error; e.Message != "gone" {
+		t.Errorf("error = %+v, want the connection's", e)
 	}
 	if left := r.mustPost(api.PathLeave, api.LeaveRequest{All: true}); !left.last().Done {
 		t.Errorf("leaving what failed = %+v", left.events)
@@ -248,6 +248,32 @@ func TestAttachedInterceptEndsWithItsRequest(t *testing.T) {
 	r.begin().end <- api.Errorf(api.ExitWorkload, "gone")
 	if e := wait(t, answer, "the answer").last().Error; e == nil || e.Code != api.ExitWorkload {
 		t.Errorf("error = %+v, want why it ended", e)
+	}
+}
+
+// A connection without a daemon leaves no other trace of the cause.
+func TestAttachedRequestReportsWhyItsConnectionFailed(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		req  api.InterceptRequest
+	}{{"connection", interceptRequest("a")}, {"intercept", interceptRequest("a", "deployment/web")}} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := start(t)
+			if err := r.handOver(); err != nil {
+				t.Fatal(err)
+			}
+			tt.req.Attached = true
+			answer := r.goPost(t.Context(), api.PathIntercept, tt.req)
+			c := wait(t, r.made, "the connection")
+			close(c.connected)
+			if len(tt.req.Workloads) > 0 {
+				r.begin()
+			}
+			c.end <- api.Errorf(api.ExitLost, "the manager is gone")
+			if e := wait(t, answer, "the answer").last().Error; e == nil || e.Message != "the manager is gone" {
+				t.Errorf("error = %+v, want the connection's", e)
+			}
+		})
 	}
 }
 
