@@ -211,8 +211,7 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 			Step: "Changing the namespace", Detail: now.Namespace + " → " + req.Namespace, Done: true,
 		})
 	}
-	was := t.request
-	if req.Context == was.Context {
+	if req.Context == t.request.Context {
 		if err := t.conn.SetCredential(req.Credential); err != nil {
 			return err
 		}
@@ -221,8 +220,13 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 		if err := t.conn.Upgrade(ctx, req.Image, emit); err != nil {
 			return err
 		}
-		was.Image = req.Image
 	}
+	cs.mu.Lock()
+	if req.Upgrade {
+		t.request.Image = req.Image
+	}
+	was := t.request
+	cs.mu.Unlock()
 	if ignored := differences(was, req); len(ignored) > 0 && !req.Use {
 		emit(api.Event{Warning: "this cluster is already connected with different settings (" +
 			strings.Join(ignored, ", ") + "): to change them, run `kubevpn disconnect " + t.id + "` first"})

@@ -150,7 +150,11 @@ func TestSecondConnectUpgradesTheManager(t *testing.T) {
 	if len(got.events) != 2 || got.events[0].Step != "Upgrading" || got.events[0].Detail != "new" || got.last().Connection == nil {
 		t.Errorf("events = %+v, want the upgrade, and the connection", got.events)
 	}
-	again.Image = "bad"
+	again.Upgrade = false
+	if got := r.mustPost(api.PathConnect, again); len(got.events) != 1 || got.last().Connection == nil {
+		t.Errorf("with the image of the upgrade: events = %+v, want only the connection", got.events)
+	}
+	again.Upgrade, again.Image = true, "bad"
 	got = r.mustPost(api.PathConnect, again)
 	if e := got.last().Error; e == nil || e.Code != api.ExitImagePull {
 		t.Errorf("error = %+v, want %d", e, api.ExitImagePull)
