@@ -539,6 +539,21 @@ func text(err error) string {
 	return err.Error()
 }
 
+func TestExpiredPreparationIsDropped(t *testing.T) {
+	cs := newConnections(&rig{t: t}, nil, Owner{}, discard())
+	defer cs.group.Wait()
+	if err := cs.prepare(request("a")); err != nil {
+		t.Fatal(err)
+	}
+	prepared := func() *preparation {
+		cs.mu.Lock()
+		defer cs.mu.Unlock()
+		return cs.prepared
+	}
+	prepared().expiry.Reset(0)
+	testenv.Until(t, "the daemon has dropped it", func() bool { return prepared() == nil })
+}
+
 func TestConnectUsesWhatWasPrepared(t *testing.T) {
 	r := start(t)
 	if err := r.handOver(); err != nil {

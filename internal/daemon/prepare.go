@@ -13,7 +13,8 @@ import (
 // after 10 seconds.
 const preparedTime = 8 * time.Second
 
-// preparation is what a CLI has asked the daemon to open while it checks the API server itself.
+// preparation is what a CLI has asked the daemon to open while it checks the API server itself. It holds a credential,
+// so the daemon drops it when it expires.
 type preparation struct {
 	request api.ConnectRequest
 	opens   *connection.Prepared
@@ -38,7 +39,15 @@ func (cs *connections) prepare(req api.ConnectRequest) error {
 	}
 	cs.discardPrepared()
 	opens.Begin()
-	cs.prepared = &preparation{req, opens, time.AfterFunc(preparedTime, opens.Close)}
+	p := &preparation{request: req, opens: opens}
+	p.expiry = time.AfterFunc(preparedTime, func() {
+		cs.mu.Lock()
+		defer cs.mu.Unlock()
+		if cs.prepared == p {
+			cs.discardPrepared()
+		}
+	})
+	cs.prepared = p
 	return nil
 }
 
@@ -50,10 +59,7 @@ func (cs *connections) takePrepared(req api.ConnectRequest) *connection.Prepared
 		!reflect.DeepEqual(p.request.Credential, req.Credential) {
 		return nil
 	}
-	if !p.expiry.Stop() {
-		cs.discardPrepared()
-		return nil
-	}
+	p.expiry.Stop()
 	cs.prepared = nil
 	return p.opens
 }
@@ -62,7 +68,7 @@ func (cs *connections) takePrepared(req api.ConnectRequest) *connection.Prepared
 func (cs *connections) discardPrepared() {
 	if p := cs.prepared; p != nil {
 		p.expiry.Stop()
-		cs.group.Go(p.opens.Close) // also if it has expired: shutDown waits for it
+		cs.group.Go(p.opens.Close)
 	}
 	cs.prepared = nil
 }
