@@ -198,8 +198,8 @@ type Status struct {
 	Intercepts  []Intercept  `json:"intercepts"`
 }
 
-// DisconnectRequest ends the connections with these IDs, or all of them. If no connection is left, also without any ID,
-// the daemon answers when the helper has removed everything.
+// DisconnectRequest ends the connections with these IDs, or all of them. If no connection is left, the daemon answers
+// when the helper has removed everything.
 type DisconnectRequest struct {
 	IDs []string `json:"ids,omitempty"`
 	All bool     `json:"all,omitempty"`

@@ -1,8 +1,9 @@
 package api
 
 // Paths of the HTTP interface that the daemon serves on its unix socket. Bodies are JSON; a status other than
-// 200 has an Error as its body. PathIntercept answers one Event with Intercept for each workload. If the body of an
-// attached request has no length, its end also ends the connection or intercepts that the request started.
+// 200 has an Error as its body. PathConnect answers an Event with the Connection at last, PathIntercept one Event with
+// Intercept for each workload. If the body of such a request has no length, its end interrupts the request: the answer
+// continues with the events of the cleanup.
 const (
 	PathPrepare    = "/v1/prepare"    // POST the ConnectRequest that may follow, as far as it is known; answers nothing
 	PathConnect    = "/v1/connect"    // POST a ConnectRequest; answers lines of Event
@@ -29,10 +30,6 @@ const (
 // StatusNeedsHelper is the HTTP status of PathConnect and PathIntercept if the daemon has no root helper. The CLI then
 // hands one over and sends the request again.
 const StatusNeedsHelper = 428
-
-// HeaderConnection is the header of the response of PathConnect and PathIntercept that contains the ID of the
-// connection.
-const HeaderConnection = "Kubevpn-Connection"
 
 // DaemonInfo describes the daemon that serves the socket.
 type DaemonInfo struct {

@@ -154,48 +154,23 @@ func (c *client) trace(ctx context.Context, id string) (api.Traces, error) {
 	return call[api.Traces](ctx, c, http.MethodPost, api.PathTrace, api.TraceRequest{Trace: id})
 }
 
-const (
-	beginTimeout = time.Second      // limits the time that an interrupted request waits for the ID of its connection
-	cleanTimeout = 20 * time.Second // limits the cleanup after an interrupted request
-)
+// cleanTimeout limits the cleanup after an interrupted request.
+const cleanTimeout = 20 * time.Second
 
-// stream posts a request. It calls begin with the ID of the connection that the daemon has begun, then on with each
-// event. It returns the connection of the last event that has one, and the error of the event that has one.
-func (c *client) stream(
-	ctx context.Context, path string, body any, begin func(id string), on func(api.Event),
-) (*api.Connection, error) {
-	request, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	answered := make(chan struct{})
-	defer context.AfterFunc(ctx, func() {
-		// The daemon may have begun a connection. The caller needs its ID to end it.
-		select {
-		case <-answered:
-		case <-time.After(beginTimeout):
-		}
-		cancel()
-	})()
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	resp, err := c.do(request, http.MethodPost, path, body)
-	close(answered)
+// post posts a request. It calls on with each event of the answer, and returns the error of the last one.
+func (c *client) post(ctx context.Context, path string, body any, on func(api.Event)) error {
+	resp, err := c.do(ctx, http.MethodPost, path, body)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer resp.Body.Close()
-	begin(resp.Header.Get(api.HeaderConnection))
-	return c.follow(ctx, resp.Body, on)
-}
-
-// post posts a request that begins no connection. It calls on with each event, and returns the error of the last one.
-func (c *client) post(ctx context.Context, path string, body any, on func(api.Event)) error {
-	_, err := c.stream(ctx, path, body, func(string) {}, on)
+	_, err = c.follow(ctx, resp.Body, on)
 	return err
 }
 
-// hold is stream for an attached request, whose intercepts end with its body. When ctx ends, hold ends the body, calls
-// on with the events of the cleanup, and returns the error of ctx.
+// hold is post for a request that needs a connection, until the daemon answers or, if the request is attached, as long
+// as its body. It returns the connection of the last event that has one. When ctx ends, hold ends the body, calls on
+// with the events of the cleanup, and returns the error of ctx.
 func (c *client) hold(ctx context.Context, path string, body any, on func(api.Event)) (*api.Connection, error) {
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -218,12 +193,12 @@ func (c *client) hold(ctx context.Context, path string, body any, on func(api.Ev
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
+	var last *api.Connection
 	resp, err := c.do(request, http.MethodPost, path, content)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		defer resp.Body.Close()
+		last, err = c.follow(request, resp.Body, on)
 	}
-	defer resp.Body.Close()
-	last, err := c.follow(request, resp.Body, on)
 	switch {
 	case ctx.Err() == nil:
 		return last, err
@@ -234,7 +209,8 @@ func (c *client) hold(ctx context.Context, path string, body any, on func(api.Ev
 	return last, ctx.Err()
 }
 
-// follow calls on with each event of a response. It returns the same as stream.
+// follow calls on with each event of a response. It returns the connection of the last event that has one, and the
+// error of the event that has one.
 func (c *client) follow(ctx context.Context, answer io.Reader, on func(api.Event)) (*api.Connection, error) {
 	var last *api.Connection
 	err := readLines(ctx, c, answer, func(e api.Event) error {

@@ -6,11 +6,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -58,34 +59,46 @@ func TestRequestThatNoDaemonAcceptsReportsNoDaemon(t *testing.T) {
 	}
 }
 
-// The daemon removes a connection from its status before the helper has removed the last of what it made.
-func TestAnInterruptedConnectWaitsForTheHelper(t *testing.T) {
-	paths := config.Paths{RuntimeDir: filepath.Join(t.TempDir(), "r")}
-	if err := paths.MakeRuntimeDir(); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("unix", paths.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var removed atomic.Bool
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(api.Status{})
-	})
-	mux.HandleFunc("POST "+api.PathDisconnect, func(_ http.ResponseWriter, r *http.Request) {
-		var req api.DisconnectRequest
-		if err := json.NewDecoder(r.Body).Decode(&req); err != nil || req.All || len(req.IDs) > 0 {
-			t.Errorf("request %+v (%v), want one that ends no connection", req, err)
-		}
-		removed.Store(true)
-	})
-	server := &http.Server{Handler: mux}
-	go func() { _ = server.Serve(listener) }() // until Close
-	defer server.Close()
-	interrupted, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := awaitCleanup(interrupted, newClient(paths), "id", func(api.Event) {}); err != nil || !removed.Load() {
-		t.Errorf("error %v; waited for the helper: %v", err, removed.Load())
+// An interrupted request returns the error of the interrupt, whatever the daemon answers, and what it has connected.
+func TestInterruptedRequestReturnsTheInterrupt(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		answer    func(w http.ResponseWriter)
+		connected bool
+	}{
+		{"refused", func(w http.ResponseWriter) { w.WriteHeader(http.StatusInternalServerError) }, false},
+		{"failed", func(w http.ResponseWriter) { io.WriteString(w, `{"error":{"code":21,"message":"late"}}`) }, false},
+		{"connected", func(w http.ResponseWriter) { io.WriteString(w, `{"connection":{"id":"id-a"}}`) }, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			paths := config.Paths{RuntimeDir: filepath.Join(t.TempDir(), "r")}
+			if err := paths.MakeRuntimeDir(); err != nil {
+				t.Fatal(err)
+			}
+			listener, err := net.Listen("unix", paths.Socket())
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, interrupt := context.WithCancel(t.Context())
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				var req struct{}
+				if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+					t.Error(err)
+				}
+				interrupt()
+				if rest, err := io.ReadAll(r.Body); err != nil || len(rest) > 0 { // until the client ends the body
+					t.Errorf("the body continues with %q, %v", rest, err)
+				}
+				tt.answer(w)
+			}))
+			server.Listener.Close()
+			server.Listener = listener
+			server.Start()
+			defer server.Close()
+			c, err := newClient(paths).hold(ctx, api.PathConnect, struct{}{}, func(api.Event) {})
+			if !errors.Is(err, context.Canceled) || (c != nil) != tt.connected {
+				t.Errorf("hold = %+v, %v; want a connection: %v, and the interrupt", c, err, tt.connected)
+			}
+		})
 	}
 }

@@ -125,61 +125,12 @@ func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) 
 func (o *connectOptions) post(
 	ctx context.Context, client *client, req api.ConnectRequest, on func(api.Event),
 ) (*api.Connection, error) {
-	id := ""
-	c, err := client.stream(ctx, api.PathConnect, req, func(begun string) { id = begun }, on)
-	if err == nil || ctx.Err() == nil {
-		return c, err
+	c, err := client.hold(ctx, api.PathConnect, req, on)
+	if c != nil && ctx.Err() != nil {
+		on(api.Event{Warning: "the cluster is still connected: the connection was already established; " +
+			"`kubevpn disconnect " + c.ID + "` ends it"})
 	}
-	if id == "" {
-		return nil, ctx.Err() // the daemon had not begun
-	}
-	if err := awaitCleanup(ctx, client, id, on); err != nil {
-		return nil, api.Errorf(api.ExitInterrupted, "interrupted, and cannot tell whether the cleanup ended: %w", err).
-			WithHint("`kubevpn status` shows what is left; `kubevpn quit` ends it")
-	}
-	return c, ctx.Err()
-}
-
-// awaitCleanup waits until the daemon has cleaned up an interrupted attempt, or has ended.
-func awaitCleanup(ctx context.Context, c *client, id string, on func(api.Event)) error {
-	const step = "Interrupted: cleaning up"
-	on(api.Event{Step: step})
-	err := poll(context.WithoutCancel(ctx), cleanTimeout, func(ctx context.Context) (bool, error) {
-		status, err := c.status(ctx)
-		if errors.Is(err, errNoDaemon) { // it ends when nothing is left
-			return true, nil
-		}
-		i := slices.IndexFunc(status.Connections, func(c api.Connection) bool { return c.ID == id })
-		if err != nil || i < 0 {
-			return true, err
-		}
-		switch status.Connections[i].Status {
-		case api.StatusConnecting, api.StatusDisconnecting:
-			return false, nil
-		case api.StatusConnected:
-			on(api.Event{Warning: "the cluster is still connected: the connection was already established, or " +
-				"another command uses it; `kubevpn disconnect " + id + "` ends the connection"})
-		}
-		return true, nil
-	})
-	if err == nil {
-		err = awaitHelper(ctx, c)
-	}
-	if err == nil {
-		on(api.Event{Step: step, Done: true})
-	}
-	return err
-}
-
-// awaitHelper waits until the helper has removed everything that it created. The last connection ends before that.
-func awaitHelper(ctx context.Context, c *client) error {
-	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
-	defer cancel()
-	err := c.post(wait, api.PathDisconnect, api.DisconnectRequest{}, func(api.Event) {})
-	if errors.Is(err, errNoDaemon) {
-		return nil
-	}
-	return err
+	return c, err
 }
 
 // printConnected prints the result of connect as text.

@@ -441,6 +441,7 @@ func (d *fakeDaemon) lacksHelper(w http.ResponseWriter) bool {
 }
 
 func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
+	http.NewResponseController(w).EnableFullDuplex()
 	var req api.ConnectRequest
 	json.NewDecoder(r.Body).Decode(&req)
 	if d.lacksHelper(w) {
@@ -450,7 +451,6 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 	os.WriteFile(filepath.Join(d.paths.StateDir, "request.json"), text, 0o600)
 
 	id := "id-" + req.Context
-	w.Header().Set(api.HeaderConnection, id)
 	send := func(e api.Event) {
 		json.NewEncoder(w).Encode(e)
 		w.(http.Flusher).Flush()
@@ -488,11 +488,12 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 		d.put(c)
 		send(api.Event{Step: "Waiting for the pod"})
 		d.note("waiting")
-		<-r.Context().Done()
+		io.Copy(io.Discard, r.Body)
 		d.note("cancelled")
 		d.mu.Lock()
 		delete(d.connections, id)
 		d.mu.Unlock()
+		send(api.Event{Step: "Cleaning up", Done: true})
 		return
 	}
 	c.Status = api.StatusConnected

@@ -68,25 +68,25 @@ func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Lo
 	return cs
 }
 
-// connect makes the connection that req asks for, or joins an existing one. It calls begin once with the ID of the
-// connection, then emit with each event, and returns the connected connection. If ctx ends before that and no other
-// request needs the connection, connect cleans it up before it returns.
-func (cs *connections) connect(
-	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
-) (api.Connection, error) {
-	t, err := cs.hold(ctx, req, begin, emit)
+// connect makes the connection that req asks for, or joins an existing one. It calls emit with each event, at last with
+// the connected Connection. If ctx ends before that and no other request needs the connection, connect cleans it up
+// before it returns.
+func (cs *connections) connect(ctx context.Context, req api.ConnectRequest, emit func(api.Event)) error {
+	t, err := cs.hold(ctx, req, emit)
 	if err != nil {
-		return api.Connection{}, err
+		return err
 	}
 	defer cs.release(t, emit)
 	cs.retain(t)
-	return t.status(), nil
+	c := t.status()
+	emit(api.Event{Connection: &c})
+	return nil
 }
 
 // hold is connect for a request that needs the connection until release: until then, the connection ends only if it
 // fails or a user ends it. release ends it if no request has retained it.
 func (cs *connections) hold(
-	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
+	ctx context.Context, req api.ConnectRequest, emit func(api.Event),
 ) (*connectionTask, error) {
 	ids, err := cs.factory.Identify(req.Kubeconfig)
 	if err != nil {
@@ -102,7 +102,6 @@ func (cs *connections) hold(
 	if err != nil {
 		return nil, err
 	}
-	begin(id)
 	if err := cs.serveMetrics(req); err != nil {
 		emit(api.Event{Warning: err.Error()})
 	}
@@ -113,7 +112,10 @@ func (cs *connections) hold(
 		err = cs.adapt(ctx, t, req, emit)
 	}
 	if err != nil {
-		cs.release(t, emit)
+		if cs.release(t, emit) && ctx.Err() != nil {
+			emit(api.Event{Warning: "the connection continues, because another command made it or uses it; " +
+				"`kubevpn disconnect " + t.id + "` ends it"})
+		}
 		return nil, err
 	}
 	return t, nil
@@ -179,10 +181,10 @@ func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 }
 
 // release removes a waiter. If the connection ends because of that, release waits until it has ended, and the helper if
-// no connection is left.
-func (cs *connections) release(t *connectionTask, emit func(api.Event)) {
+// no connection is left. It reports whether the connection continues.
+func (cs *connections) release(t *connectionTask, emit func(api.Event)) (continues bool) {
 	if len(cs.registry.release(t)) == 0 {
-		return
+		return !isClosed(t.done)
 	}
 	step := disconnecting(t.conn.Status(), t.id)
 	if !t.wasReady() {
@@ -193,6 +195,7 @@ func (cs *connections) release(t *connectionTask, emit func(api.Event)) {
 		cs.awaitClosed()
 		emit(api.Event{Step: step, Detail: t.id, Done: true})
 	}
+	return false
 }
 
 // disconnecting returns the step that reports the end of a connection.

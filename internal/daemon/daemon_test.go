@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -40,7 +41,7 @@ func TestDisconnectEndsTheConnectionAndTheHelper(t *testing.T) {
 	c.config.Progress(api.Event{Step: "Opening a session", Done: true})
 	close(c.connected)
 	got := wait(t, answer, "the answer")
-	if got.id != "id-a" || len(got.events) != 3 || got.events[0].Step != "Opening a session" || !got.events[1].Done ||
+	if len(got.events) != 3 || got.events[0].Step != "Opening a session" || !got.events[1].Done ||
 		got.events[0].Time.IsZero() || got.last().Connection == nil || got.last().Connection.ID != "id-a" {
 		t.Errorf("connect = %+v, want two steps and the connection", got)
 	}
@@ -155,8 +156,7 @@ func TestSecondConnectUpgradesTheManager(t *testing.T) {
 		t.Errorf("with the image of the upgrade: events = %+v, want only the connection", got.events)
 	}
 	again.Upgrade, again.Image = true, "bad"
-	got = r.mustPost(api.PathConnect, again)
-	if e := got.last().Error; e == nil || e.Code != api.ExitImagePull {
+	if e := r.mustPost(api.PathConnect, again).err; e == nil || e.Code != api.ExitImagePull {
 		t.Errorf("error = %+v, want %d", e, api.ExitImagePull)
 	}
 	if isClosed(first.ended) || len(r.made) != 0 {
@@ -221,20 +221,44 @@ func TestInterruptedConnectLeavesNothing(t *testing.T) {
 	testenv.Until(t, "nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
 }
 
+// The answer of a connect whose client ends the body ends after the cleanup.
+func TestReleasedConnectReceivesTheCleanup(t *testing.T) {
+	r := start(t)
+	if err := r.handOver(); err != nil {
+		t.Fatal(err)
+	}
+	answer, release := r.goHold(api.PathConnect, request("a"))
+	wait(t, r.made, "the connection")
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	got := wait(t, answer, "the answer").events
+	if n := len(got); n < 3 || got[n-3].Step != "Cleaning up" || got[n-2].Step != "Cleaning up" || !got[n-2].Done {
+		t.Errorf("events = %+v, want the cleanup", got)
+	}
+	if !r.helper(0).isClosed() || len(r.status()) != 0 {
+		t.Errorf("left: %+v; the helper is closed: %v", r.status(), r.helper(0).isClosed())
+	}
+}
+
 func TestInterruptedConnectKeepsAConnectionThatAnotherRequestNeeds(t *testing.T) {
 	r := start(t)
 	if err := r.handOver(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, interrupt := context.WithCancel(t.Context())
-	first := r.goPost(ctx, api.PathConnect, request("a"))
+	first, interrupt := r.goHold(api.PathConnect, request("a"))
 	c := wait(t, r.made, "the connection")
 	second := r.goPost(t.Context(), api.PathConnect, request("a"))
 	testenv.Until(t, "both wait", func() bool {
 		return strings.Count(r.logText(), "request joins") == 1
 	})
-	interrupt()
-	wait(t, first, "the first request's end")
+	if err := interrupt(); err != nil {
+		t.Fatal(err)
+	}
+	told := func(e api.Event) bool { return strings.Contains(e.Warning, "another command made it or uses it") }
+	if got := wait(t, first, "the first request's end"); !slices.ContainsFunc(got.events, told) {
+		t.Errorf("events = %+v, want that the connection continues", got.events)
+	}
 	close(c.connected)
 	if got := wait(t, second, "the second answer"); got.last().Connection == nil {
 		t.Errorf("answer = %+v, want the connection", got)
@@ -405,7 +429,7 @@ func TestIdleDaemonEnds(t *testing.T) {
 		if err := d.connections.adopt(newFakeHelper()); err != nil {
 			t.Fatal(err)
 		}
-		go d.connections.connect(t.Context(), request("a"), func(string) {}, func(api.Event) {})
+		go d.connections.connect(t.Context(), request("a"), func(api.Event) {})
 		c := <-r.made
 		staysFor("a connection that is being established")
 		close(c.connected)

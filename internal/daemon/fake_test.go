@@ -340,7 +340,6 @@ func (r *rig) handOver() error {
 // call is the answer to a request.
 type call struct {
 	status int
-	id     string
 	events []api.Event
 	err    *api.Error // the body of a refusal
 }
@@ -357,7 +356,12 @@ func (r *rig) post(ctx context.Context, path string, body any) (call, error) {
 	if err != nil {
 		return call{}, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://daemon"+path, bytes.NewReader(b))
+	return r.send(ctx, path, bytes.NewReader(b))
+}
+
+// send posts a body and reads the whole answer.
+func (r *rig) send(ctx context.Context, path string, body io.Reader) (call, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://daemon"+path, body)
 	if err != nil {
 		return call{}, err
 	}
@@ -366,7 +370,7 @@ func (r *rig) post(ctx context.Context, path string, body any) (call, error) {
 		return call{}, err
 	}
 	defer resp.Body.Close()
-	c := call{status: resp.StatusCode, id: resp.Header.Get(api.HeaderConnection)}
+	c := call{status: resp.StatusCode}
 	if resp.StatusCode != http.StatusOK {
 		return c, json.NewDecoder(resp.Body).Decode(&c.err)
 	}
@@ -388,6 +392,26 @@ func (r *rig) mustPost(path string, body any) call {
 		r.t.Fatalf("POST %s: %v", path, err)
 	}
 	return c
+}
+
+// goHold is goPost for a request whose body ends with release.
+func (r *rig) goHold(path string, body any) (answer <-chan call, release func() error) {
+	r.t.Helper()
+	text, err := json.Marshal(body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	content, end := io.Pipe()
+	go end.Write(text)
+	out := make(chan call, 1)
+	go func() {
+		c, err := r.send(r.t.Context(), path, content)
+		if err != nil {
+			r.t.Errorf("POST %s: %v", path, err)
+		}
+		out <- c
+	}()
+	return out, end.Close
 }
 
 // goPost is post in the background.

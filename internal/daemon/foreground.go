@@ -40,7 +40,7 @@ func Foreground(ctx context.Context, cfg ForegroundConfig) error {
 
 // keep makes the connection and returns when it or ctx has ended.
 func (cs *connections) keep(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error {
-	t, err := cs.hold(ctx, req, func(string) {}, progress)
+	t, err := cs.hold(ctx, req, progress)
 	if err != nil {
 		return err
 	}

@@ -91,18 +91,16 @@ func (t *interceptTask) run(ctx context.Context) error {
 }
 
 // intercept makes the intercepts that req asks for, and their connection if it does not exist. It makes all of them or
-// none: if one fails or ctx ends, it ends all that the request began. It calls begin with the ID of the connection,
-// then emit with each event, at last with each Intercept. If req is attached, it returns when ctx or an intercept has
-// ended, and ends all that it began before it returns.
-func (cs *connections) intercept(
-	ctx context.Context, req api.InterceptRequest, begin func(id string), emit func(api.Event),
-) error {
+// none: if one fails or ctx ends, it ends all that the request began. It calls emit with each event, at last with each
+// Intercept. If req is attached, it returns when ctx or an intercept has ended, and ends all that it began before it
+// returns.
+func (cs *connections) intercept(ctx context.Context, req api.InterceptRequest, emit func(api.Event)) error {
 	if len(req.Workloads) == 0 && !req.Attached {
 		return api.Errorf(api.ExitUsage, "the request names no workload").
 			WithHint("write a workload as TYPE/NAME: deployment/web")
 	}
 	req.Connect.Use = true
-	t, err := cs.hold(ctx, req.Connect, begin, emit)
+	t, err := cs.hold(ctx, req.Connect, emit)
 	if err != nil {
 		return err
 	}

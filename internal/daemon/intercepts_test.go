@@ -31,7 +31,7 @@ func TestInterceptConnectsIfNecessary(t *testing.T) {
 	close(c.connected)
 	i := r.begin()
 	got := wait(t, answer, "the answer")
-	if got.id != "id-a" || len(got.events) != 4 || got.events[1].Connection == nil || got.events[2].Step != "Adding the agent to deployment/web" {
+	if len(got.events) != 4 || got.events[1].Connection == nil || got.events[1].Connection.ID != "id-a" || got.events[2].Step != "Adding the agent to deployment/web" {
 		t.Errorf("events = %+v, want the connection's, then the intercept's", got.events)
 	}
 	if e := got.last().Intercept; e == nil || e.Workload != "deployment/web" || e.Namespace != "default" || e.Connection != "id-a" || len(e.ID) != 12 || e.Since.IsZero() {

@@ -54,7 +54,7 @@ func Isolated(ctx context.Context, cfg IsolatedConfig) error {
 	ready := sync.OnceFunc(cfg.Ready)
 	req := cfg.Request
 	req.Attached = true
-	err := cs.intercept(ctx, req, func(string) {}, func(e api.Event) {
+	err := cs.intercept(ctx, req, func(e api.Event) {
 		cfg.Progress(e)
 		if e.Held {
 			ready()

@@ -21,12 +21,7 @@ func (d *daemon) serveRequests(w http.ResponseWriter, r *http.Request, change fu
 	}
 	change(&req)
 	s := &stream{w: w}
-	err := d.connections.intercepts.requests(r.Context(), req, func(record api.Record) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.opened = true
-		s.line(record)
-	})
+	err := d.connections.intercepts.requests(r.Context(), req, func(record api.Record) { s.line(record) })
 	if err != nil {
 		d.refuse(w, s, err)
 	}

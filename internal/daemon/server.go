@@ -22,9 +22,9 @@ const maxRequest = 4 << 20
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathPrepare, d.handlePrepare)
-	mux.HandleFunc("POST "+api.PathConnect, d.handleConnect)
+	mux.HandleFunc("POST "+api.PathConnect, handleBegin(d, d.connections.connect))
 	mux.HandleFunc("POST "+api.PathDisconnect, handleEnd(d, d.connections.disconnect))
-	mux.HandleFunc("POST "+api.PathIntercept, d.handleIntercept)
+	mux.HandleFunc("POST "+api.PathIntercept, handleBegin(d, d.connections.intercept))
 	mux.HandleFunc("POST "+api.PathRequests, d.handleRequests)
 	mux.HandleFunc("POST "+api.PathLeave, handleEnd(d, d.connections.intercepts.leave))
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
@@ -63,23 +63,6 @@ func (d *daemon) status() api.Status {
 	}
 }
 
-func (d *daemon) handleConnect(w http.ResponseWriter, r *http.Request) {
-	var req api.ConnectRequest
-	if !d.read(w, r, &req) {
-		return
-	}
-	s := &stream{w: w}
-	c, err := d.connections.connect(r.Context(), req, func(id string) {
-		w.Header().Set(api.HeaderConnection, id)
-		s.open()
-	}, s.send)
-	if err != nil {
-		d.refuse(w, s, err)
-		return
-	}
-	s.send(api.Event{Connection: &c})
-}
-
 func (d *daemon) handlePrepare(w http.ResponseWriter, r *http.Request) {
 	var req api.ConnectRequest
 	if !d.read(w, r, &req) {
@@ -104,21 +87,22 @@ func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
 	}
 }
 
-func (d *daemon) handleIntercept(w http.ResponseWriter, r *http.Request) {
-	var req api.InterceptRequest
-	if err := json.NewDecoder(io.LimitReader(r.Body, maxRequest)).Decode(&req); err != nil {
-		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "cannot read the request: %w", err))
-		return
-	}
-	ctx, done := d.untilReleased(w, r)
-	defer done()
-	s := &stream{w: w}
-	err := d.connections.intercept(ctx, req, func(id string) {
-		w.Header().Set(api.HeaderConnection, id)
-		s.open()
-	}, s.send)
-	if err != nil {
-		d.refuse(w, s, err)
+// handleBegin returns a handler for requests that begin a connection or intercepts, and that their client may interrupt.
+func handleBegin[T any](
+	d *daemon, begin func(ctx context.Context, req T, emit func(api.Event)) error,
+) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req T
+		if err := json.NewDecoder(io.LimitReader(r.Body, maxRequest)).Decode(&req); err != nil {
+			d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "cannot read the request: %w", err))
+			return
+		}
+		ctx, done := d.untilReleased(w, r)
+		defer done()
+		s := &stream{w: w}
+		if err := begin(ctx, req, s.send); err != nil {
+			d.refuse(w, s, err)
+		}
 	}
 }
 
@@ -149,7 +133,6 @@ func handleEnd[T any](d *daemon, end func(req T, emit func(api.Event)) error) ht
 			return
 		}
 		s := &stream{w: w}
-		s.open()
 		if err := end(req, s.send); err != nil {
 			s.send(api.Event{Error: api.AsError(err)})
 		}
@@ -158,7 +141,6 @@ func handleEnd[T any](d *daemon, end func(req T, emit func(api.Event)) error) ht
 
 func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
 	s := &stream{w: w}
-	s.open()
 	if err := d.connections.shutDown(s.send); err != nil {
 		s.send(api.Event{Error: api.AsError(err)})
 	}
@@ -192,42 +174,34 @@ func (d *daemon) answer(w http.ResponseWriter, status int, body any) {
 	}
 }
 
-// stream writes events as JSON lines and flushes each. Its methods are safe for concurrent use.
+// stream writes events as JSON lines and flushes each. The first one begins the response. Its methods are safe for
+// concurrent use.
 type stream struct {
 	mu     sync.Mutex
 	w      http.ResponseWriter
 	opened bool
 }
 
-// open sends the header.
-func (s *stream) open() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.opened = true
-	s.w.Header().Set("Content-Type", "application/x-ndjson")
-	s.w.WriteHeader(http.StatusOK)
-	s.flush()
-}
-
 // send writes one line, and sets the time of e if it has none. It ignores errors: when the client has gone away, the
 // request's context ends.
 func (s *stream) send(e api.Event) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
 	s.line(e)
 }
 
-// line writes one line. Call it with mu held.
+// line writes one line.
 func (s *stream) line(v any) {
-	if json.NewEncoder(s.w).Encode(v) == nil {
-		s.flush()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.opened {
+		s.opened = true
+		s.w.Header().Set("Content-Type", "application/x-ndjson")
 	}
-}
-
-func (s *stream) flush() {
+	if json.NewEncoder(s.w).Encode(v) != nil {
+		return
+	}
 	if f, ok := s.w.(http.Flusher); ok {
 		f.Flush()
 	}
