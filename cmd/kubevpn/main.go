@@ -13,7 +13,6 @@ import (
 func main() {
 	os.Exit(cli.Main(cli.Programs{
 		Machine:   string(helper.ThisMachine()),
-		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Foreground: foreground,
-		SOCKS: asProxy, Isolated: isolated, Reset: reset,
+		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Hold: hold, Reset: reset,
 	}))
 }

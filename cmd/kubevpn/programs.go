@@ -43,41 +43,26 @@ func startHelper(ctx context.Context, announce func(line string)) (*os.File, err
 	return helper.Start(ctx, cfg)
 }
 
-// foreground keeps one connection in this process. It logs warnings and errors to stderr; progress shows the rest.
-func foreground(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error {
+// hold keeps a connection, and the intercepts of the request, in this process. It logs warnings and errors to stderr,
+// but nothing for a sandbox, because its program uses the terminal.
+func hold(ctx context.Context, req api.InterceptRequest, place sandbox.Place, proxy net.Listener,
+	progress func(api.Event)) (err error) {
 	footprint.HalveProcessors()
-	owner, err := newOwner()
-	if err != nil {
-		return err
+	cfg := daemon.HoldConfig{Request: req, Place: place, Proxy: proxy, Progress: progress, Logger: warnings()}
+	if proxy == nil { // a proxy receives no intercepts
+		if cfg.Owner, err = newOwner(); err != nil {
+			return err
+		}
 	}
-	logger := warnings()
-	h, err := newHelper(ctx, logger)
-	if err != nil {
-		return err
+	switch {
+	case place != nil:
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	case proxy == nil:
+		if cfg.Helper, err = newHelper(ctx, cfg.Logger); err != nil {
+			return err
+		}
 	}
-	return daemon.Foreground(ctx, daemon.ForegroundConfig{
-		Request: req, Owner: owner, Helper: h, Progress: progress, Logger: logger,
-	})
-}
-
-// asProxy keeps one connection in this process, which only serves a proxy. It logs warnings and errors to stderr.
-func asProxy(ctx context.Context, req api.ConnectRequest, l net.Listener, progress func(api.Event)) error {
-	footprint.HalveProcessors()
-	return daemon.SOCKS(ctx, daemon.SOCKSConfig{Request: req, Listener: l, Progress: progress, Logger: warnings()})
-}
-
-// isolated keeps a connection for a sandbox. It logs nothing, because the program uses the terminal.
-func isolated(ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(),
-	progress func(api.Event)) error {
-	footprint.HalveProcessors()
-	owner, err := newOwner()
-	if err != nil {
-		return err
-	}
-	return daemon.Isolated(ctx, daemon.IsolatedConfig{
-		Request: req, Place: place, Owner: owner, Progress: progress, Ready: ready,
-		Logger: slog.New(slog.DiscardHandler),
-	})
+	return daemon.Hold(ctx, cfg)
 }
 
 func reset(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, progress func(api.Event)) error {

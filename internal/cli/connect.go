@@ -103,7 +103,7 @@ func (o *connectOptions) print(c *api.Connection) error {
 
 func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectRequest, on func(api.Event)) error {
 	on, printing := o.printing(on)
-	return errors.Join(o.app.Foreground(ctx, req, on), *printing)
+	return errors.Join(o.app.Hold(ctx, api.InterceptRequest{Connect: req}, nil, nil, on), *printing)
 }
 
 // printing returns a function that calls on, and prints the connection once it is established. The second result points
@@ -111,6 +111,9 @@ func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectReques
 func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) {
 	failed := new(error)
 	return func(e api.Event) {
+		if e.Held {
+			return // the event with the connection says it
+		}
 		on(e)
 		if c := e.Connection; c != nil && c.Status == api.StatusConnected {
 			*failed = errors.Join(*failed, o.print(c))

@@ -156,7 +156,7 @@ func (o *devOptions) run(ctx context.Context, command []string, on func(api.Even
 		},
 		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
 			return consenting.run(ctx, on, func(on func(api.Event)) error {
-				return o.app.Isolated(ctx, req, place, ready, on)
+				return o.app.isolated(ctx, req, place, ready, on)
 			})
 		},
 	})
@@ -164,6 +164,19 @@ func (o *devOptions) run(ctx context.Context, command []string, on func(api.Even
 		return exitCode(code)
 	}
 	return err
+}
+
+// isolated holds a connection, and the intercepts of the request, for place. It calls ready once all of them are
+// established.
+func (a *app) isolated(
+	ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), on func(api.Event),
+) error {
+	return a.Hold(ctx, req, place, nil, func(e api.Event) {
+		on(e)
+		if e.Held {
+			ready()
+		}
+	})
 }
 
 // attached returns the request to the daemon that lasts as long as the program: for the connection, and for an

@@ -36,16 +36,13 @@ type Programs struct {
 	StartHelper func(ctx context.Context, announce func(line string)) (*os.File, error)
 	// RunHelper runs the helper in the process that StartHelper started.
 	RunHelper func(ctx context.Context) error
-	// Foreground keeps one connection in this process until ctx ends. It returns nil if the connection was established
-	// before.
-	Foreground func(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error
-	// SOCKS keeps one connection in this process, which only serves a proxy on the listener, until ctx ends. It returns
-	// nil then. It may be called again with the listener after an error before the connection was established.
-	SOCKS func(ctx context.Context, req api.ConnectRequest, l net.Listener, progress func(api.Event)) error
-	// Isolated keeps a connection, and the intercepts of the request, for place in this process. It calls ready when
-	// all of them are established. It returns nil when ctx ends.
-	Isolated func(
-		ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), progress func(api.Event),
+	// Hold keeps a connection, and the intercepts of the request, in this process until ctx ends. It returns nil if they
+	// were established before; progress receives an event with Held then. They are for the programs of place, or for
+	// programs that use a proxy on the listener, or, if both are nil, for this machine, which needs root. It may be
+	// called again with the listener after an error before the connection was established.
+	Hold func(
+		ctx context.Context, req api.InterceptRequest, place sandbox.Place, proxy net.Listener,
+		progress func(api.Event),
 	) error
 	// Reset removes the intercepts of workloads, with the rights of c.
 	Reset func(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, progress func(api.Event)) error

@@ -120,7 +120,7 @@ func (o *runOptions) target(
 		},
 		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
 			return consenting.run(ctx, on, func(on func(api.Event)) error {
-				return o.app.Isolated(ctx, api.InterceptRequest{Connect: req, Attached: true}, place, ready, on)
+				return o.app.isolated(ctx, api.InterceptRequest{Connect: req}, place, ready, on)
 			})
 		},
 	}, nil

@@ -40,7 +40,7 @@ import (
 func TestMain(m *testing.M) {
 	run := func() {
 		os.Exit(Main(Programs{Machine: "WSL 2", RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
-			Foreground: fakeForeground, SOCKS: fakeSOCKS, Reset: fakeReset}))
+			Hold: fakeHold, Reset: fakeReset}))
 	}
 	testscript.Main(m, map[string]func(){"kubevpn": run, "kubectl-kubevpn": run})
 }
@@ -551,6 +551,16 @@ func startFakeHelper(context.Context, func(string)) (*os.File, error) {
 }
 
 func runFakeHelper(context.Context) error { return errors.New("nothing on stdin") }
+
+// fakeHold holds a connection for a proxy, if there is a listener, or for this machine.
+func fakeHold(
+	ctx context.Context, req api.InterceptRequest, _ sandbox.Place, l net.Listener, progress func(api.Event),
+) error {
+	if l != nil {
+		return fakeSOCKS(ctx, req.Connect, l, progress)
+	}
+	return fakeForeground(ctx, req.Connect, progress)
+}
 
 // fakeSOCKS writes the result of connecting to its listener, and the request, to files.
 func fakeSOCKS(ctx context.Context, req api.ConnectRequest, l net.Listener, progress func(api.Event)) error {

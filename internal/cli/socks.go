@@ -37,10 +37,10 @@ func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet 
 	})
 }
 
-// proxied calls SOCKS without the settings of the configuration file that require a device.
+// proxied holds a connection for a proxy, without the settings of the configuration file that require a device.
 func (a *app) proxied(ctx context.Context, req api.ConnectRequest, l net.Listener, on func(api.Event)) error {
 	req.Netstack, req.AllowInbound = "", nil
-	return a.SOCKS(ctx, req, l, on)
+	return a.Hold(ctx, api.InterceptRequest{Connect: req}, nil, l, on)
 }
 
 // listenProxy listens at the address of --socks.

@@ -14,18 +14,26 @@ type connectionTask struct {
 	conn    Connection
 	request api.ConnectRequest
 	network *scopedNetwork
-	left    error // the error of the cleanup; read it after done
+	proxy   *proxy // nil: programs reach the connection through its device
+	left    error  // the error of the cleanup; read it after done
 }
 
 // status returns the status of the connection, with its ID.
 func (t *connectionTask) status() api.Connection {
 	c := t.conn.Status()
 	c.ID = t.id
+	if t.proxy != nil {
+		c.SOCKS = t.proxy.status()
+	}
 	return c
 }
 
 func (t *connectionTask) run(ctx context.Context) error {
-	err := t.conn.Run(ctx)
+	run := t.conn.Run
+	if t.proxy != nil {
+		run = func(ctx context.Context) error { return t.proxy.run(ctx, t.conn, t.network.host.resolver) }
+	}
+	err := run(ctx)
 	switch {
 	case isClosed(t.network.host.helper.Done()):
 		err = errHelperEnded() // the cause of the error of Run

@@ -14,6 +14,7 @@ import (
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/connection"
+	"kubevpn/pkg/protocol/dns"
 )
 
 const (
@@ -36,12 +37,11 @@ type connections struct {
 	// The mutex of the registry also guards the fields below the empty line. While it is held, the mutex of intercepts
 	// must not be locked.
 	registry[string, *connectionTask]
-	factory Factory
-	client  []byte // secret of this client: see connection.Config
-	linger  time.Duration
-	dial    func(ctx context.Context, network, address string) (net.Conn, error) // see connection.Config
-	// no program on this machine uses the resolver
-	isolated   bool
+	factory    Factory
+	client     []byte // secret of this client: see connection.Config
+	linger     time.Duration
+	dial       func(ctx context.Context, network, address string) (net.Conn, error) // see connection.Config
+	proxy      *proxy                                                               // nil: connections have devices
 	logger     *slog.Logger
 	changed    func() // called when inUse may return something else; does not block
 	intercepts *intercepts
@@ -68,6 +68,18 @@ func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Lo
 	return cs
 }
 
+// isolated reports whether no program of this machine uses the resolver: a Place or a proxy has its own way to names.
+func (cs *connections) isolated() bool { return cs.dial != nil || cs.proxy != nil }
+
+// resolverConfig returns what the resolver of the host network observes, and where it finds names outside of clusters.
+func (cs *connections) resolverConfig() dns.Config {
+	cfg := dns.Config{Observer: &cs.queries}
+	if cs.proxy != nil {
+		cfg.Outside = dns.System{} // the proxy changes no resolver, so nothing has told it the nameservers
+	}
+	return cfg
+}
+
 // connect makes the connection that req asks for, or joins an existing one. It calls emit with each event, at last with
 // the connected Connection. If ctx ends before that and no other request needs the connection, connect cleans it up
 // before it returns.
@@ -76,11 +88,10 @@ func (cs *connections) connect(ctx context.Context, req api.ConnectRequest, emit
 	if err != nil {
 		return err
 	}
-	defer cs.release(t, emit)
 	cs.retain(t)
 	c := t.status()
 	emit(api.Event{Connection: &c})
-	return nil
+	return cs.release(t, emit)
 }
 
 // hold is connect for a request that needs the connection until release: until then, the connection ends only if it
@@ -112,11 +123,12 @@ func (cs *connections) hold(
 		err = cs.adapt(ctx, t, req, emit)
 	}
 	if err != nil {
-		if cs.release(t, emit) && ctx.Err() != nil {
+		left := cs.release(t, emit)
+		if ctx.Err() != nil && left == nil && !isClosed(t.done) {
 			emit(api.Event{Warning: "the connection continues, because another command made it or uses it; " +
 				"`kubevpn disconnect " + t.id + "` ends it"})
 		}
-		return nil, err
+		return nil, errors.Join(err, left)
 	}
 	return t, nil
 }
@@ -165,10 +177,14 @@ func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 		return nil, nil, errNeedsHelper
 	}
 	events, network := new(eventLog), &scopedNetwork{host: cs.host}
-	conn, err := cs.factory.NewConnection(connection.Config{
+	cfg := connection.Config{
 		Request: req, Network: network, Dial: cs.dial, Client: cs.client, Logger: cs.logger, Progress: events.add,
 		Prepared: cs.takePrepared(req),
-	})
+	}
+	if cs.proxy != nil {
+		cfg.Lookup = cs.host.resolver.Lookup
+	}
+	conn, err := cs.factory.NewConnection(cfg)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -176,26 +192,27 @@ func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 	logger := cs.logger.With("connection", ids.Connection, "context", req.Context, "namespace", req.Namespace)
 	return &connectionTask{
 		task: newTask("connection", logger, conn.Connected(), events), id: ids.Connection, cluster: ids.Cluster,
-		conn: conn, request: req, network: network,
+		conn: conn, request: req, network: network, proxy: cs.proxy,
 	}, nil, nil
 }
 
 // release removes a waiter. If the connection ends because of that, release waits until it has ended, and the helper if
-// no connection is left. It reports whether the connection continues.
-func (cs *connections) release(t *connectionTask, emit func(api.Event)) (continues bool) {
+// no connection is left. It returns what went wrong with that.
+func (cs *connections) release(t *connectionTask, emit func(api.Event)) error {
 	if len(cs.registry.release(t)) == 0 {
-		return !isClosed(t.done)
+		return nil
 	}
 	step := disconnecting(t.conn.Status(), t.id)
 	if !t.wasReady() {
 		step = "Cleaning up"
 	}
 	emit(api.Event{Step: step, Detail: t.id})
-	if len(cs.await(endTimeout, t)) == 0 {
-		cs.awaitClosed()
-		emit(api.Event{Step: step, Detail: t.id, Done: true})
+	if err := cs.awaitEnd(t); err != nil {
+		return err
 	}
-	return false
+	cs.awaitClosed()
+	emit(api.Event{Step: step, Detail: t.id, Done: true})
+	return nil
 }
 
 // disconnecting returns the step that reports the end of a connection.

@@ -500,7 +500,7 @@ func asNobody(path string) error {
 	return nil
 }
 
-func TestForegroundCleansUp(t *testing.T) {
+func TestHoldCleansUp(t *testing.T) {
 	tests := []struct {
 		name string
 		run  func(t *testing.T, c *fakeConnection, interrupt func())
@@ -529,8 +529,8 @@ func TestForegroundCleansUp(t *testing.T) {
 			result := make(chan error, 1)
 			connected := make(chan struct{})
 			go func() {
-				result <- Foreground(ctx, ForegroundConfig{
-					Request: request("a"), Owner: Owner{Key: key}, Helper: h, Factory: r, Logger: discard(),
+				result <- Hold(ctx, HoldConfig{
+					Request: api.InterceptRequest{Connect: request("a")}, Owner: Owner{Key: key}, Helper: h, Factory: r, Logger: discard(),
 					Progress: func(e api.Event) {
 						if e.Connection != nil && e.Connection.Status == api.StatusConnected {
 							close(connected)
@@ -545,9 +545,9 @@ func TestForegroundCleansUp(t *testing.T) {
 				}
 				interrupt()
 			})
-			err := wait(t, result, "Foreground's end")
+			err := wait(t, result, "Hold's end")
 			if got := text(err); got != tt.want {
-				t.Errorf("Foreground = %q, want %q", got, tt.want)
+				t.Errorf("Hold = %q, want %q", got, tt.want)
 			}
 			if !isClosed(c.ended) || !h.isClosed() {
 				t.Error("the connection or the helper is left")

@@ -29,14 +29,8 @@ func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event
 		status := t.conn.Status()
 		step := disconnecting(status, t.id)
 		emit(api.Event{Step: step, Detail: t.id})
-		if len(cs.await(endTimeout, t)) > 0 {
-			errs = append(errs, api.Errorf(api.ExitUnexpected, "connection %s did not end in %v", t.id, endTimeout).
-				WithHint("`kubevpn quit` ends the daemon and its helper, which removes everything"))
-			continue
-		}
-		if t.left != nil {
-			errs = append(errs, api.Errorf(api.ExitNetwork, "cannot remove the network of %s: %w", t.id, t.left).
-				WithHint("the end of the root helper removes the rest: `kubevpn quit`"))
+		if err := cs.awaitEnd(t); err != nil {
+			errs = append(errs, err)
 			continue
 		}
 		status.Status = api.StatusDisconnecting
@@ -44,6 +38,19 @@ func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event
 	}
 	cs.awaitClosed()
 	return errors.Join(errs...)
+}
+
+// awaitEnd waits until a connection has ended. The error says what is left.
+func (cs *connections) awaitEnd(t *connectionTask) error {
+	if len(cs.await(endTimeout, t)) > 0 {
+		return api.Errorf(api.ExitUnexpected, "connection %s did not end in %v", t.id, endTimeout).
+			WithHint("`kubevpn quit` ends the daemon and its helper, which removes everything")
+	}
+	if t.left != nil {
+		return api.Errorf(api.ExitNetwork, "cannot remove the network of %s: %w", t.id, t.left).
+			WithHint("the end of the root helper removes the rest: `kubevpn quit`")
+	}
+	return nil
 }
 
 // awaitClosed waits for a helper that is being closed.

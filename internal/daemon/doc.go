@@ -13,6 +13,7 @@
 // All connections share hostNetwork (network.go): one network state, one resolver, one helper. A connection sees its
 // part of it as a connection.Network.
 //
-// Foreground runs one connection in the same way without a daemon. Isolated runs one for a sandbox.Place, a network
-// namespace that another process holds, in place of the host's network.
+// Hold (hold.go) runs one connection in the same way in the process of a command: for this machine, for a sandbox.Place,
+// a network namespace that another process holds (place.go), or for programs that use a proxy (socks.go). Only the
+// Helper differs.
 package daemon

@@ -55,8 +55,8 @@ func (cs *connections) adopt(h Helper) error {
 		cs.mu.Unlock()
 		return h.Close()
 	}
-	host := newHostNetwork(h, &cs.queries, cs.logger)
-	host.isolated = cs.isolated
+	host := newHostNetwork(h, cs.resolverConfig(), cs.logger)
+	host.isolated = cs.isolated()
 	cs.host, cs.lingering = host, true
 	linger := time.AfterFunc(cs.linger, func() {
 		cs.mu.Lock()

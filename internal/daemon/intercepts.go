@@ -104,14 +104,13 @@ func (cs *connections) intercept(ctx context.Context, req api.InterceptRequest, 
 	if err != nil {
 		return err
 	}
-	defer cs.release(t, emit)
 	c := t.status()
 	emit(api.Event{Connection: &c})
 	err = cs.intercepts.begin(ctx, t, req, emit)
 	if !req.Attached && ctx.Err() == nil {
 		cs.retain(t) // also after a failure: the user is about to try again
 	}
-	return err
+	return errors.Join(err, cs.release(t, emit))
 }
 
 // begin is the part of connections.intercept that needs a connection.

@@ -69,7 +69,7 @@ func (cs *connections) serveMetrics(req api.ConnectRequest) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case at == "" || cs.isolated || m.ended || at == m.at:
+	case at == "" || cs.isolated() || m.ended || at == m.at:
 		return nil
 	case m.at != "":
 		return fmt.Errorf("metrics are served at %s until `kubevpn quit`, and not at %s", m.at, at)

@@ -55,14 +55,15 @@ type ownedZone struct {
 	dns.Zone
 }
 
-// newHostNetwork takes ownership of the helper; close closes it.
-func newHostNetwork(helper Helper, observer dns.Observer, logger *slog.Logger) *hostNetwork {
+// newHostNetwork takes ownership of the helper; close closes it. Its resolver has the Observer and Outside of names.
+func newHostNetwork(helper Helper, names dns.Config, logger *slog.Logger) *hostNetwork {
 	h := &hostNetwork{helper: helper, logger: logger, reserved: map[*scopedNetwork][]netip.Prefix{},
 		present: func(device string) bool {
 			_, err := net.InterfaceByName(device)
 			return err == nil
 		}}
-	h.resolver = dns.New(dns.Config{Dial: h.dialUpstream, Observer: observer, Logger: logger})
+	names.Dial, names.Logger = h.dialUpstream, logger
+	h.resolver = dns.New(names)
 	return h
 }
 

@@ -32,7 +32,7 @@ func link(name string, routes ...string) api.Link {
 // shares returns a hostNetwork and the scopedNetworks of n connections.
 func shares(t *testing.T, h *fakeHelper, n int) (*hostNetwork, []*scopedNetwork) {
 	t.Helper()
-	m := newHostNetwork(h, nil, discard())
+	m := newHostNetwork(h, dns.Config{}, discard())
 	m.present = func(string) bool { return true }
 	watched := make(chan struct{})
 	go func() {

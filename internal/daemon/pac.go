@@ -7,21 +7,20 @@ import (
 	"strings"
 )
 
-// pac returns a proxy auto-configuration file: browsers use the proxy for names and networks of the cluster only.
+// pac returns a proxy auto-configuration file: browsers use the proxy for names and networks of the cluster only. It is
+// called when there is a link.
 // https://developer.mozilla.org/docs/Web/HTTP/Guides/Proxy_servers_and_tunneling/Proxy_Auto-Configuration_PAC_file
-func (n *proxyNetwork) pac(address string) []byte {
-	n.mu.Lock()
-	link := n.link
-	n.mu.Unlock()
+func (p *proxy) pac() []byte {
+	link := p.link.Load()
 	domains, networks := []string{}, [][2]string{}
 	for _, d := range link.MatchDomains {
 		if !strings.HasSuffix(d, ".arpa") {
 			domains = append(domains, d)
 		}
 	}
-	for _, p := range link.Routes {
-		if p.Addr().Is4() { // PAC has no portable function for IPv6
-			networks = append(networks, [2]string{p.Addr().String(), net.IP(net.CIDRMask(p.Bits(), 32)).String()})
+	for _, r := range link.Routes {
+		if r.Addr().Is4() { // PAC has no portable function for IPv6
+			networks = append(networks, [2]string{r.Addr().String(), net.IP(net.CIDRMask(r.Bits(), 32)).String()})
 		}
 	}
 	text := func(v any) string {
@@ -31,7 +30,7 @@ func (n *proxyNetwork) pac(address string) []byte {
 		}
 		return string(b)
 	}
-	return fmt.Appendf(nil, pacText, text(domains), text(networks), text("PROXY "+address))
+	return fmt.Appendf(nil, pacText, text(domains), text(networks), text("PROXY "+p.listener.Addr().String()))
 }
 
 // pacText is a format with the domains, the networks and the proxy. Browsers cannot send a password to a SOCKS5 proxy,

@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,143 +23,111 @@ import (
 	"kubevpn/pkg/protocol/socks"
 )
 
-// SOCKSConfig configures SOCKS.
-type SOCKSConfig struct {
-	Request  api.ConnectRequest
-	Listener net.Listener    // on a loopback address; SOCKS closes it if it has served it
-	Progress func(api.Event) // receives each event; one with Connection set means connected
-	Logger   *slog.Logger
-	Factory  Factory // nil: NewFactory
-}
-
 // socksUser is the user name of every proxy. The password is the secret.
 const socksUser = "kubevpn"
 
-// SOCKS makes a connection that programs of this machine reach through a proxy of this process only: SOCKS5 and HTTP on
-// the listener. It keeps the connection until ctx ends, and then returns nil, or until the connection fails. It needs
-// no root and changes nothing on this machine.
+// proxy lets programs of this machine reach a connection: SOCKS5 and HTTP on a listener. It is also the Helper of that
+// connection, which has no device: the routes are in this process.
 //
 //	program ─▶ proxy ── name ─▶ resolver: cluster DNS, or this machine's
 //	                 └─ address ─┬─ the cluster's ══▶ traffic manager
 //	                             └─ all else ───────▶ a socket of this process
-func SOCKS(ctx context.Context, cfg SOCKSConfig) error {
-	if cfg.Factory == nil {
-		cfg.Factory = NewFactory()
+type proxy struct {
+	listener       net.Listener
+	password, page string
+	logger         *slog.Logger
+	done           chan struct{}
+	close          func()
+	link           atomic.Pointer[api.Link] // nil: there is none yet
+
+	// run sets these.
+	resolver *dns.Resolver
+	inside   func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
+}
+
+func newProxy(listener net.Listener, logger *slog.Logger) *proxy {
+	p := &proxy{
+		listener: listener, password: rand.Text(), page: "/" + rand.Text() + ".pac", logger: logger,
+		done: make(chan struct{}),
 	}
-	cfg.Progress = serialized(cfg.Progress)
-	n := newProxyNetwork(cfg.Logger)
-	conn, err := cfg.Factory.NewConnection(connection.Config{
-		Request: cfg.Request, Network: n, Lookup: n.resolver.Lookup, Client: newClient(), Progress: cfg.Progress,
-		Logger: cfg.Logger,
-	})
-	if err != nil {
-		return err
-	}
-	n.inside = conn.Dial
-	g, gctx := errgroup.WithContext(ctx)
+	p.close = sync.OnceFunc(func() { close(p.done) })
+	return p
+}
+
+// status returns what a program needs to use the proxy.
+func (p *proxy) status() *api.SOCKS {
+	at := p.listener.Addr().String()
+	return &api.SOCKS{Address: at, User: socksUser, Password: p.password, PAC: "http://" + at + p.page}
+}
+
+// run runs conn, and serves the proxy while it is connected. It closes the listener if it has served it.
+func (p *proxy) run(ctx context.Context, conn Connection, resolver *dns.Resolver) error {
+	p.inside, p.resolver = conn.Dial, resolver
+	ctx, cancel := context.WithCancel(ctx)
+	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		err := conn.Run(gctx)
-		if err == nil && gctx.Err() == nil {
-			err = api.Errorf(api.ExitLost, "the connection ended").WithHint("run `kubevpn connect` again")
-		}
-		return err
+		defer cancel()
+		return conn.Run(ctx)
 	})
 	g.Go(func() error {
 		select {
 		case <-conn.Connected():
-		case <-gctx.Done():
+			return p.serve(ctx)
+		case <-ctx.Done():
 			return nil
 		}
-		return n.serve(gctx, cfg, conn.Status())
 	})
 	return g.Wait()
 }
 
-// serialized returns a function that calls f with one event at a time.
-func serialized(f func(api.Event)) func(api.Event) {
-	var mu sync.Mutex
-	return func(e api.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		f(e)
-	}
-}
-
-// serve reports the connection with the credentials of the proxy, and serves the proxy until ctx ends.
-func (n *proxyNetwork) serve(ctx context.Context, cfg SOCKSConfig, shown api.Connection) error {
-	at, password, page := cfg.Listener.Addr().String(), rand.Text(), "/"+rand.Text()+".pac"
+// serve serves the proxy until ctx ends.
+func (p *proxy) serve(ctx context.Context) error {
 	server := socks.New(socks.Config{
-		User: socksUser, Password: password, Dial: n.dial, Logger: cfg.Logger,
+		User: socksUser, Password: p.password, Dial: p.dial, Logger: p.logger,
 		Page: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/x-ns-proxy-autoconfig")
-			_, _ = w.Write(n.pac(at)) // it fails if the client has gone
+			_, _ = w.Write(p.pac()) // it fails if the client has gone
 		}),
-		PagePath: page,
+		PagePath: p.page,
 	})
-	shown.SOCKS = &api.SOCKS{Address: at, User: socksUser, Password: password, PAC: "http://" + at + page}
-	cfg.Progress(api.Event{Connection: &shown})
-	if err := server.Serve(ctx, cfg.Listener); err != nil {
+	if err := server.Serve(ctx, p.listener); err != nil {
 		return api.Errorf(api.ExitNetwork, "the proxy ended: %w", err)
 	}
 	return nil
 }
 
-// proxyNetwork is the connection.Network of a connection without a device: it has the routes and names in this process.
-type proxyNetwork struct {
-	resolver *dns.Resolver
-	inside   func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) // set before any dial
-
-	mu   sync.Mutex
-	link api.Link
-}
-
-var _ connection.Network = (*proxyNetwork)(nil)
-
-func newProxyNetwork(logger *slog.Logger) *proxyNetwork {
-	return &proxyNetwork{resolver: dns.New(dns.Config{Outside: dns.System{}, Logger: logger})}
-}
-
-func (n *proxyNetwork) CreateTUN(context.Context, string, int) (*os.File, error) {
+func (p *proxy) CreateTUN(context.Context, string, int) (*os.File, error) {
 	return nil, fmt.Errorf("a proxy has no device: %w", errors.ErrUnsupported)
 }
 
-func (n *proxyNetwork) SetLink(_ context.Context, link api.Link) (api.NetworkApplied, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.link = link
+// Apply stores the link. The last one stays while the connection ends.
+func (p *proxy) Apply(_ context.Context, state api.NetworkState) (api.NetworkApplied, error) {
+	if len(state.Links) > 0 {
+		p.link.Store(&state.Links[0]) // there is one connection
+	}
 	return api.NetworkApplied{ResolverMode: api.ResolverProxy}, nil
 }
 
-func (n *proxyNetwork) RemoveLink(context.Context, string) error { return nil }
-
-func (n *proxyNetwork) SetZone(zone *dns.Zone) error {
-	if zone == nil {
-		return n.resolver.SetZones(nil)
-	}
-	return n.resolver.SetZones([]dns.Zone{*zone})
+func (p *proxy) MarkedSocket(context.Context, string) (*os.File, error) {
+	return nil, fmt.Errorf("a proxy redirects no queries: %w", errors.ErrUnsupported)
 }
 
-func (n *proxyNetwork) DomainTaken(string) bool               { return false }
-func (n *proxyNetwork) Reserve([]netip.Prefix) []netip.Prefix { return nil }
+func (p *proxy) Changes() <-chan api.NetworkApplied { return nil }
+func (p *proxy) Done() <-chan struct{}              { return p.done }
 
-func (n *proxyNetwork) ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error {
-	return n.resolver.Serve(ctx, packets, listeners)
+func (p *proxy) Close() error {
+	p.close()
+	return nil
 }
 
 // routed reports whether an address is in the cluster's networks.
-func (n *proxyNetwork) routed(a netip.Addr) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, p := range n.link.Routes {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
+func (p *proxy) routed(a netip.Addr) bool {
+	link := p.link.Load()
+	return link != nil && slices.ContainsFunc(link.Routes, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
 // dial connects a client of the proxy to HOST:PORT. It tries the addresses of a name in order.
-func (n *proxyNetwork) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (p *proxy) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
@@ -169,12 +139,12 @@ func (n *proxyNetwork) dial(ctx context.Context, network, address string) (net.C
 	addrs := []netip.Addr{}
 	if a, err := netip.ParseAddr(host); err == nil {
 		addrs = append(addrs, a.Unmap())
-	} else if addrs, err = n.resolver.Lookup(ctx, host); err != nil {
+	} else if addrs, err = p.resolver.Lookup(ctx, host); err != nil {
 		return nil, err
 	}
 	var errs []error
 	for i, a := range addrs {
-		conn, err := n.dialAddr(ctx, network, netip.AddrPortFrom(a, uint16(number)), len(addrs)-i)
+		conn, err := p.dialAddr(ctx, network, netip.AddrPortFrom(a, uint16(number)), len(addrs)-i)
 		if err == nil {
 			return conn, nil
 		}
@@ -184,7 +154,7 @@ func (n *proxyNetwork) dial(ctx context.Context, network, address string) (net.C
 }
 
 // dialAddr connects to one address. It uses the time that is left in equal shares for that many attempts.
-func (n *proxyNetwork) dialAddr(
+func (p *proxy) dialAddr(
 	ctx context.Context, network string, to netip.AddrPort, attempts int,
 ) (net.Conn, error) {
 	if end, ok := ctx.Deadline(); ok {
@@ -192,8 +162,8 @@ func (n *proxyNetwork) dialAddr(
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(attempts))
 		defer cancel()
 	}
-	if n.routed(to.Addr()) {
-		return n.inside(ctx, network, to)
+	if p.routed(to.Addr()) {
+		return p.inside(ctx, network, to)
 	}
 	return connection.DialOutside(ctx, network, to)
 }

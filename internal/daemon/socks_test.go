@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -74,7 +75,7 @@ func (c *reached) Run(ctx context.Context) error {
 	}
 }
 
-// startSOCKS runs SOCKS until the test ends, and returns what it reports.
+// startSOCKS holds a proxy until the test ends, and returns what it reports.
 func startSOCKS(t *testing.T) (*api.SOCKS, *reached, <-chan error) {
 	t.Helper()
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Host) }))
@@ -89,9 +90,13 @@ func startSOCKS(t *testing.T) (*api.SOCKS, *reached, <-chan error) {
 	done := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		done <- SOCKS(ctx, SOCKSConfig{
-			Request: request("east"), Listener: l, Logger: discard(),
-			Progress: func(e api.Event) { shown <- e.Connection.SOCKS },
+		done <- Hold(ctx, HoldConfig{
+			Request: api.InterceptRequest{Connect: request("east")}, Proxy: l, Logger: discard(),
+			Progress: func(e api.Event) {
+				if c := e.Connection; c != nil && c.Status == api.StatusConnected {
+					shown <- c.SOCKS
+				}
+			},
 			Factory: connectionFactory{new: func(cfg connection.Config) (Connection, error) {
 				c.config = cfg
 				return c, nil
@@ -134,8 +139,26 @@ func TestSOCKSReachesTheClusterByNameAndAddress(t *testing.T) {
 	}
 	lost := api.Errorf(api.ExitLost, "the manager is gone")
 	c.end <- lost
-	if err := wait(t, done, "the end"); err != lost {
-		t.Errorf("SOCKS = %v, want %v", err, lost)
+	if err := wait(t, done, "the end"); !errors.Is(err, lost) || err.Error() != lost.Message {
+		t.Errorf("Hold = %v, want %v", err, lost)
+	}
+}
+
+// After the user's consent, the next attempt serves the same listener.
+func TestFailedConnectionKeepsTheListenerOfItsProxy(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := api.Errorf(api.ExitConsent, "public networks")
+	r := &rig{t: t, onRun: func(context.Context, *fakeConnection) error { return why }}
+	err = Hold(t.Context(), HoldConfig{Request: api.InterceptRequest{Connect: request("east")}, Proxy: l, Factory: r,
+		Progress: func(api.Event) {}, Logger: discard()})
+	if !errors.Is(err, why) {
+		t.Errorf("Hold = %v, want %v", err, why)
+	}
+	if err := l.Close(); err != nil {
+		t.Errorf("the listener was closed: %v", err)
 	}
 }
 

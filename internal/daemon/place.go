@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,60 +18,6 @@ import (
 	"kubevpn/pkg/host/sandbox"
 	"kubevpn/pkg/host/unixsocket"
 )
-
-// IsolatedConfig configures Isolated.
-type IsolatedConfig struct {
-	Request  api.InterceptRequest // Isolated sets Attached; without workloads, there are no intercepts
-	Place    sandbox.Place
-	Owner    Owner
-	Progress func(api.Event) // may be called concurrently
-	Ready    func()          // called once, when connection and intercepts are ready
-	Logger   *slog.Logger
-	Factory  Factory // nil: NewFactory
-}
-
-// Isolated makes a connection for a Place in this process, and intercepts whose requests go there. It keeps them until
-// ctx ends, and then returns nil, or until one of them ends. It neither uses nor changes the network configuration of
-// this machine.
-//
-//	Place: program ─▶ TUN ─▶ session ─┬─ the cluster's ══▶ traffic manager
-//	            ▲                     └─ all else ───────▶ a socket of this process
-//	            └── Place.Dial ◀── intercepts ◀══ agents
-//
-// It uses the connections of the daemon, with one connection, and a Helper that configures the Place and needs no root.
-func Isolated(ctx context.Context, cfg IsolatedConfig) error {
-	if cfg.Factory == nil {
-		cfg.Factory = NewFactory()
-	}
-	cs := newConnections(cfg.Factory, newClient(), cfg.Owner, cfg.Logger)
-	cs.dial, cs.intercepts.dial, cs.isolated = cfg.Place.Dial, cfg.Place.Dial, true
-	h := newPlaceHelper(cfg.Place, "/etc/resolv.conf", cfg.Logger)
-	if err := cs.adopt(h); err != nil {
-		return err
-	}
-	cs.group.Go(h.follow)
-	ready := sync.OnceFunc(cfg.Ready)
-	req := cfg.Request
-	req.Attached = true
-	err := cs.intercept(ctx, req, func(e api.Event) {
-		cfg.Progress(e)
-		if e.Held {
-			ready()
-		}
-	})
-	err = errors.Join(err, cs.shutDown(cfg.Progress))
-	cs.intercepts.group.Wait()
-	cs.group.Wait()
-	return err
-}
-
-// newClient returns the secret of a client of its own: the daemon of this user may have a connection to the same
-// cluster.
-func newClient() []byte {
-	client := make([]byte, 32)
-	rand.Read(client) // never fails (crypto/rand)
-	return client
-}
 
 // resolvConfInterval is the pause between two reads of the nameservers of this machine, which change with its network.
 const resolvConfInterval = 3 * time.Second

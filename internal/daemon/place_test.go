@@ -83,15 +83,19 @@ func (f connectionFactory) NewConnection(cfg connection.Config) (Connection, err
 	return f.new(cfg)
 }
 
-func TestIsolatedConfiguresThePlace(t *testing.T) {
+func TestHoldConfiguresThePlace(t *testing.T) {
 	place := newFakePlace(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ready := make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
-		done <- Isolated(ctx, IsolatedConfig{
-			Request: api.InterceptRequest{Connect: request("east")}, Place: place,
-			Progress: func(api.Event) {}, Ready: func() { close(ready) }, Logger: discard(),
+		done <- Hold(ctx, HoldConfig{
+			Request: api.InterceptRequest{Connect: request("east")}, Place: place, Logger: discard(),
+			Progress: func(e api.Event) {
+				if e.Held {
+					close(ready)
+				}
+			},
 			Factory: connectionFactory{new: func(cfg connection.Config) (Connection, error) {
 				if len(cfg.Client) != 32 {
 					t.Errorf("the secret of the client has %d bytes, want 32", len(cfg.Client))
@@ -108,22 +112,26 @@ func TestIsolatedConfiguresThePlace(t *testing.T) {
 	}
 	cancel()
 	if err := wait(t, done, "the end"); err != nil {
-		t.Errorf("Isolated: %v", err)
+		t.Errorf("Hold: %v", err)
 	}
 	if _, err := place.device.Stat(); err != nil {
 		t.Errorf("the place's device: %v", err)
 	}
 }
 
-func TestIsolatedReportsAFailedConnection(t *testing.T) {
+func TestHoldReportsAFailedConnection(t *testing.T) {
 	why := api.Errorf(api.ExitUnreachable, "no cluster")
-	err := Isolated(t.Context(), IsolatedConfig{
-		Request: api.InterceptRequest{Connect: request("east")}, Place: newFakePlace(t), Progress: func(api.Event) {},
-		Ready: func() { t.Error("it is ready") }, Logger: discard(),
+	err := Hold(t.Context(), HoldConfig{
+		Request: api.InterceptRequest{Connect: request("east")}, Place: newFakePlace(t), Logger: discard(),
+		Progress: func(e api.Event) {
+			if e.Held {
+				t.Error("it is ready")
+			}
+		},
 		Factory: connectionFactory{new: func(connection.Config) (Connection, error) { return nil, why }},
 	})
 	if !errors.Is(err, why) {
-		t.Errorf("Isolated: %v", err)
+		t.Errorf("Hold: %v", err)
 	}
 }
 
