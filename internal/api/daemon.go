@@ -35,8 +35,8 @@ type ConnectRequest struct {
 	// Settings are those of the fields above and of the intercept, with their origins. With the origin cluster,
 	// ExtraCIDRs and ExtraDomains need the user's consent.
 	Settings []Setting `json:"settings,omitempty"`
-	// Use accepts an existing connection as it is: its namespace stays, and the daemon does not warn about other
-	// settings.
+	// Use accepts an existing connection as it is: its namespace stays, and the daemon warns only about other settings
+	// that flags set.
 	Use bool `json:"use,omitempty"`
 }
 

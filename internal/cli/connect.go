@@ -201,9 +201,7 @@ func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
 func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
 	section(cmd, sectionConnection, func(flags *pflag.FlagSet) {
-		f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
-			config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyExtraDomains,
-			config.KeyExcludeDomains, config.KeyAllowInbound, config.KeyYes}, more...)...)
+		f.settings.addTo(cmd, slices.Concat(config.ConnectionKeys(), []config.Key{config.KeyYes}, more)...)
 		flags.BoolVar(&f.upgrade, "upgrade", false,
 			"replace a traffic manager of another version; interrupts the connections of all users")
 	})

@@ -139,8 +139,7 @@ func (o *devOptions) run(ctx context.Context, command []string, on func(api.Even
 	if err != nil {
 		return err
 	}
-	on, o.alone = runner.Show, options.Mode != dev.OnMachine
-	o.flags.here = o.alone
+	on, o.flags.here = runner.Show, options.Mode != dev.OnMachine
 	req, workload, err := o.attached(ctx, on)
 	if err != nil {
 		return err

@@ -21,7 +21,6 @@ type proxyOptions struct {
 	flags      connectFlags
 	spec       specFlags
 	foreground bool
-	alone      bool // it connects in this process and ignores the connections of the daemon
 	output     *format
 }
 
@@ -137,9 +136,6 @@ func (o *proxyOptions) request(ctx context.Context, on func(api.Event),
 	if len(o.spec.portmap) > 0 {
 		on(api.Event{Warning: "--portmap is deprecated: use --port, which has the order of kubectl, LOCAL:CONTAINER"})
 	}
-	if !o.alone {
-		o.warnOfIgnored(ctx, o.flags.cluster.ID(), on)
-	}
 	if o.spec.tlsSecret != "" {
 		if spec.TLS, err = intercept.TLSTermination(ctx, o.flags.cluster, connect.Namespace,
 			o.spec.tlsSecret); err != nil {
@@ -148,32 +144,6 @@ func (o *proxyOptions) request(ctx context.Context, on func(api.Event),
 	}
 	connect.Use = true
 	return api.InterceptRequest{Connect: connect, Workloads: o.workloads, Spec: spec, Attached: o.foreground}, nil
-}
-
-// warnOfIgnored warns about connection flags that have no effect because the cluster is already connected.
-func (o *proxyOptions) warnOfIgnored(ctx context.Context, cluster string, on func(api.Event)) {
-	var given []string
-	for _, key := range []config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
-		config.KeyScheduler,
-		config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyExtraDomains, config.KeyExcludeDomains,
-		config.KeyAllowInbound} {
-		if o.flags.settings.cmd.Flags().Changed(key.FlagName()) {
-			given = append(given, "--"+key.FlagName())
-		}
-	}
-	if len(given) == 0 {
-		return
-	}
-	status, err := o.app.status(ctx)
-	if err != nil {
-		return // there is no daemon, or the request reports the error
-	}
-	for _, connection := range status.Connections {
-		if connection.ClusterID == cluster && connection.Status != api.StatusFailed {
-			on(api.Event{Warning: "this cluster is already connected; ignoring " + strings.Join(given, ", ") +
-				": to change them, run `kubevpn disconnect " + connection.ID + "` first"})
-		}
-	}
 }
 
 // printIntercept prints the result of proxy as text.

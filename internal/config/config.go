@@ -80,6 +80,18 @@ func (c *Config) Setting(key Key) api.Setting {
 	return out
 }
 
+// ConnectionKeys returns the settings that a connection has from its beginning to its end, in a fixed order. The image
+// and the SSH jump hosts are not among them: they also belong to what else a request does.
+func ConnectionKeys() []Key {
+	var out []Key
+	for _, s := range settings() {
+		if s.connection {
+			out = append(out, s.key)
+		}
+	}
+	return out
+}
+
 // Schedulers returns the algorithms that choose an endpoint of a Service, with their names in IPVS. The first is the
 // default.
 func Schedulers() []string { return []string{"rr", "lc", "sh", "random"} }
@@ -127,32 +139,34 @@ type setting struct {
 	env     string
 	list    bool // accepts several values, separated by commas in the environment
 	cluster bool // the client defaults of the cluster may set it
-	set     func(c *Config, values []string) error
-	text    func(c *Config) string
+	// a connection has it from its beginning to its end: another request cannot change it
+	connection bool
+	set        func(c *Config, values []string) error
+	text       func(c *Config) string
 }
 
 func settings() []setting {
 	return []setting{
 		text(KeyImage, "image", "KUBEVPN_IMAGE", func(c *Config) *string { return &c.Image }),
 		text(KeyManagerNamespace, "manager-namespace", "KUBEVPN_MANAGER_NAMESPACE",
-			func(c *Config) *string { return &c.ManagerNamespace }),
+			func(c *Config) *string { return &c.ManagerNamespace }).ofConnection(),
 		choice(KeyScheduler, "scheduler", "KUBEVPN_SCHEDULER", Schedulers(),
-			func(c *Config) *string { return &c.Scheduler }),
+			func(c *Config) *string { return &c.Scheduler }).ofConnection(),
 		choice(KeyNetstack, "netstack", "KUBEVPN_NETSTACK", Netstacks(),
-			func(c *Config) *string { return &c.Netstack }).fromCluster(),
+			func(c *Config) *string { return &c.Netstack }).ofConnection().fromCluster(),
 		choice(KeyTransport, "transport", "KUBEVPN_TRANSPORT", Transports(),
-			func(c *Config) *string { return &c.Transport }).fromCluster(),
+			func(c *Config) *string { return &c.Transport }).ofConnection().fromCluster(),
 		choice(KeyMode, "mode", "KUBEVPN_MODE", Modes(), func(c *Config) *string { return &c.Mode }).fromCluster(),
 		list(KeyExtraCIDRs, "extra-cidr", "KUBEVPN_EXTRA_CIDRS", prefix,
-			func(c *Config) *[]netip.Prefix { return &c.ExtraCIDRs }).fromCluster(),
+			func(c *Config) *[]netip.Prefix { return &c.ExtraCIDRs }).ofConnection().fromCluster(),
 		list(KeyExcludeCIDRs, "exclude-cidr", "KUBEVPN_EXCLUDE_CIDRS", prefix,
-			func(c *Config) *[]netip.Prefix { return &c.ExcludeCIDRs }).fromCluster(),
+			func(c *Config) *[]netip.Prefix { return &c.ExcludeCIDRs }).ofConnection().fromCluster(),
 		list(KeyExtraDomains, "extra-domain", "KUBEVPN_EXTRA_DOMAINS", extraDomain,
-			func(c *Config) *[]string { return &c.ExtraDomains }).fromCluster(),
+			func(c *Config) *[]string { return &c.ExtraDomains }).ofConnection().fromCluster(),
 		list(KeyExcludeDomains, "exclude-domain", "KUBEVPN_EXCLUDE_DOMAINS", domain,
-			func(c *Config) *[]string { return &c.ExcludeDomains }).fromCluster(),
+			func(c *Config) *[]string { return &c.ExcludeDomains }).ofConnection().fromCluster(),
 		list(KeyAllowInbound, "allow-inbound", "KUBEVPN_ALLOW_INBOUND", inbound,
-			func(c *Config) *[]api.Inbound { return &c.AllowInbound }),
+			func(c *Config) *[]api.Inbound { return &c.AllowInbound }).ofConnection(),
 		{
 			key: KeyYes, flag: "yes", env: "KUBEVPN_YES",
 			set: func(c *Config, v []string) (err error) {
@@ -216,6 +230,11 @@ func headerName(s string) (string, error) {
 
 func (s setting) fromCluster() setting {
 	s.cluster = true
+	return s
+}
+
+func (s setting) ofConnection() setting {
+	s.connection = true
 	return s
 }
 

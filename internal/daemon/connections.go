@@ -247,34 +247,30 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 	}
 	was := t.request
 	cs.mu.Unlock()
-	if ignored := differences(was, req); len(ignored) > 0 && !req.Use {
+	if ignored := differences(was, req); len(ignored) > 0 {
 		emit(api.Event{Warning: "this cluster is already connected with different settings (" +
 			strings.Join(ignored, ", ") + "): to change them, run `kubevpn disconnect " + t.id + "` first"})
 	}
 	return nil
 }
 
-// differences names the settings in which two requests for one connection differ.
-func differences(a, b api.ConnectRequest) (names []string) {
-	for _, d := range []struct {
-		name string
-		same bool
-	}{
-		{"context", a.Context == b.Context},
-		{"manager namespace", a.ManagerNamespace == b.ManagerNamespace},
-		{"image", a.Image == b.Image || b.Image == ""},
-		{"netstack", a.Netstack == b.Netstack},
-		{"transport", a.Transport == b.Transport},
-		{"SSH jump hosts", a.Setting(string(config.KeySSHJump)).Value == b.Setting(string(config.KeySSHJump)).Value},
-		{"scheduler", a.Scheduler == b.Scheduler},
-		{"extra networks", slices.Equal(a.ExtraCIDRs, b.ExtraCIDRs)},
-		{"excluded networks", slices.Equal(a.ExcludeCIDRs, b.ExcludeCIDRs)},
-		{"extra domains", slices.Equal(a.ExtraDomains, b.ExtraDomains)},
-		{"excluded domains", slices.Equal(a.ExcludeDomains, b.ExcludeDomains)},
-		{"inbound ports", slices.Equal(a.AllowInbound, b.AllowInbound)},
-	} {
-		if !d.same {
-			names = append(names, d.name)
+// differences names the settings of req that a connection that was requested otherwise does not have. A request that
+// uses any connection may have another context, image and jump host for itself, and defaults of its own.
+func differences(was, req api.ConnectRequest) (names []string) {
+	keys := config.ConnectionKeys()
+	if !req.Use {
+		keys = append(keys, config.KeySSHJump)
+		if req.Context != was.Context {
+			names = append(names, "context")
+		}
+		if req.Image != "" && req.Image != was.Image {
+			names = append(names, string(config.KeyImage))
+		}
+	}
+	for _, key := range keys {
+		s := req.Setting(string(key))
+		if s.Value != was.Setting(string(key)).Value && (!req.Use || s.Origin == api.OriginFlag) {
+			names = append(names, string(key))
 		}
 	}
 	return names

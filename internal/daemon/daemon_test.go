@@ -108,7 +108,7 @@ func TestSecondConnectJoinsTheConnection(t *testing.T) {
 	r := start(t)
 	first := r.connect("a")
 	again := request("a")
-	again.Namespace, again.Scheduler = "shop", "lc"
+	again.Namespace, again.Scheduler, again.Settings[0].Value = "shop", "lc", "lc"
 	got := r.mustPost(api.PathConnect, again)
 	if len(got.events) != 3 || got.events[0].Detail != "default → shop" ||
 		!strings.Contains(got.events[1].Warning, "already connected with different settings (scheduler): to change them, run `kubevpn disconnect id-a` first") {

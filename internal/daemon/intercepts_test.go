@@ -62,7 +62,10 @@ func TestInterceptKeepsTheSettingsOfTheConnection(t *testing.T) {
 	r := start(t)
 	r.connect("a")
 	req := interceptRequest("a", "deployment/web")
-	req.Connect.Namespace, req.Connect.Scheduler = "shop", "lc"
+	req.Connect.Namespace, req.Connect.Scheduler, req.Connect.Context = "shop", "lc", "other"
+	req.Connect.Settings = []api.Setting{
+		{Key: "scheduler", Value: "lc", Origin: api.OriginFile}, {Key: "netstack", Value: "", Origin: api.OriginFlag},
+	}
 	answer := r.goPost(t.Context(), api.PathIntercept, req)
 	i := r.begin()
 	for _, e := range wait(t, answer, "the answer").events {
@@ -75,6 +78,24 @@ func TestInterceptKeepsTheSettingsOfTheConnection(t *testing.T) {
 	}
 	if got := r.intercepted()[0].Namespace; got != "shop" || i.account.Namespace != "shop" {
 		t.Errorf("the intercept's namespace = %s, want shop", got)
+	}
+}
+
+func TestInterceptWarnsOfFlagsThatTheConnectionDoesNotHave(t *testing.T) {
+	r := start(t)
+	r.connect("a")
+	req := interceptRequest("a", "deployment/web")
+	req.Connect.Settings = []api.Setting{
+		{Key: "scheduler", Value: "rr", Origin: api.OriginFlag}, // as the connection
+		{Key: "netstack", Value: "gvisor", Origin: api.OriginFlag},
+		{Key: "extraCIDRs", Value: "10.20.0.0/16", Origin: api.OriginFlag},
+	}
+	answer := r.goPost(t.Context(), api.PathIntercept, req)
+	r.begin()
+	const want = "this cluster is already connected with different settings (netstack, extraCIDRs): to change them, " +
+		"run `kubevpn disconnect id-a` first"
+	if e := wait(t, answer, "the answer").events[0]; e.Warning != want {
+		t.Errorf("event %+v, want the warning %q", e, want)
 	}
 }
 
