@@ -63,15 +63,14 @@ type Network interface {
 	// descriptor. The name of the file is that of the interface, which may differ from name. The kernel removes the
 	// device when its last descriptor is closed.
 	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
-	// SetLink adds the link, or replaces the connection's link of that name: its addresses, its routes, and name
-	// resolution through it. CreateTUN must have created the device, and its descriptor must be open. SetLink returns
-	// what applies to the whole machine afterwards. It fails with api.ExitOverlap if a route overlaps a route of
-	// another connection.
+	// SetLink sets or replaces the connection's link: its addresses, its routes, and name resolution through it.
+	// CreateTUN must have created the device, and its descriptor must be open. SetLink returns what applies to the
+	// whole machine afterwards. It fails with api.ExitOverlap if a route overlaps a route of another connection.
 	SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error)
 	// RemoveLink undoes SetLink. Call it before the device closes: the network state contains the links of all
 	// connections, and nobody can apply it while it names a device that does not exist. RemoveLink returns nil if the
-	// connection has no link of that name.
-	RemoveLink(ctx context.Context, name string) error
+	// connection has no link.
+	RemoveLink(ctx context.Context) error
 	// SetZone replaces the names that the connection resolves for this machine; nil means none. The zone of an earlier
 	// connection takes precedence for names that both resolve. The caller must not change the zone afterwards.
 	SetZone(zone *dns.Zone) error

@@ -127,7 +127,7 @@ func (r *routes) runStack(ctx context.Context, stack *netstack.Stack, device tun
 	}
 	remove, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
-	if removeErr := r.cfg.Network.RemoveLink(remove, device.Name()); removeErr != nil {
+	if removeErr := r.cfg.Network.RemoveLink(remove); removeErr != nil {
 		r.log.Info("cannot remove the link", "err", removeErr) // the helper may have ended, and removed it
 	}
 	if closeErr := device.Close(); closeErr != nil && !errors.Is(closeErr, os.ErrClosed) {

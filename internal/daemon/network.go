@@ -24,8 +24,8 @@ const removeTimeout = 5 * time.Second
 // hostNetwork is the network configuration of this machine that all connections together need. Each change is one Apply
 // of the whole state to the helper.
 //
-//	connection A: links, zone ─┐                           ┌─▶ helper: devices, routes, resolver in the path
-//	connection B: links, zone ─┴─▶ hostNetwork: one state ─┤
+//	connection A: link, zone ──┐                           ┌─▶ helper: devices, routes, resolver in the path
+//	connection B: link, zone ──┴─▶ hostNetwork: one state ─┤
 //	                                                       └─▶ resolver on 127.0.0.1 and ::1 while there are links
 //	                                                              └─ other names ─▶ upstreams, as the helper found them
 type hostNetwork struct {
@@ -38,26 +38,14 @@ type hostNetwork struct {
 	isolated bool                     // programs use the resolver inside the tunnel only
 
 	mu       sync.Mutex
-	links    []ownedLink // the oldest first
-	zones    []ownedZone
-	reserved map[*scopedNetwork][]netip.Prefix
-	loopback *loopback // nil: there are no links
+	scopes   []*scopedNetwork // those that have a link, a zone or a reservation; the zones are in this order
+	loopback *loopback        // nil: there are no links
 	closed   bool
-}
-
-type ownedLink struct {
-	owner *scopedNetwork
-	api.Link
-}
-
-type ownedZone struct {
-	owner *scopedNetwork
-	dns.Zone
 }
 
 // newHostNetwork takes ownership of the helper; close closes it. Its resolver has the Observer and Outside of names.
 func newHostNetwork(helper Helper, names dns.Config, logger *slog.Logger) *hostNetwork {
-	h := &hostNetwork{helper: helper, logger: logger, reserved: map[*scopedNetwork][]netip.Prefix{},
+	h := &hostNetwork{helper: helper, logger: logger,
 		present: func(device string) bool {
 			_, err := net.InterfaceByName(device)
 			return err == nil
@@ -69,62 +57,25 @@ func newHostNetwork(helper Helper, names dns.Config, logger *slog.Logger) *hostN
 
 var errHelperClosed = errors.New("the root helper has been closed")
 
-// addLink applies links, which has one more link or a changed one; h.mu is held. After an error the network is as it
-// was before.
-func (h *hostNetwork) addLink(ctx context.Context, links []ownedLink) (api.NetworkApplied, error) {
-	if h.closed {
-		return api.NetworkApplied{}, errHelperClosed
-	}
-	if h.loopback == nil && !h.isolated {
-		b, err := h.listenLoopback()
-		if err != nil {
-			return api.NetworkApplied{}, err
-		}
-		h.loopback = b
-	}
-	applied, err := h.apply(ctx, links)
-	if err == nil {
-		h.links = links
-		if h.loopback != nil {
-			h.serveLoopback()
-		}
-		return applied, nil
-	}
-	// The helper may have applied a part.
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
-	defer cancel()
-	if _, undoErr := h.apply(undo, h.links); undoErr != nil {
-		err = errors.Join(err, fmt.Errorf("cannot undo the change: %w", undoErr))
-	}
-	if len(h.links) == 0 {
-		h.closeLoopback()
-	}
-	return api.NetworkApplied{}, err
+// linkedLocked reports whether there are links. mu is held.
+func (h *hostNetwork) linkedLocked() bool {
+	return slices.ContainsFunc(h.scopes, func(n *scopedNetwork) bool { return n.link != nil })
 }
 
-// dropLinks applies links, which has fewer links than before; h.mu is held. After an error the next change, or the end
-// of the helper, removes the others.
-func (h *hostNetwork) dropLinks(ctx context.Context, links []ownedLink) error {
-	if h.closed {
-		return nil
-	}
-	h.links = links
-	if _, err := h.apply(ctx, links); err != nil {
-		return err
-	}
-	if len(links) == 0 {
-		h.closeLoopback()
-	}
-	return nil
+// leaveLocked removes a part of the network, without an Apply. mu is held.
+func (h *hostNetwork) leaveLocked(n *scopedNetwork) {
+	h.scopes = slices.DeleteFunc(slices.Clone(h.scopes), func(other *scopedNetwork) bool { return other == n })
 }
 
-// apply has the helper apply these links.
-func (h *hostNetwork) apply(ctx context.Context, links []ownedLink) (api.NetworkApplied, error) {
+// applyLocked has the helper apply all links. mu is held.
+func (h *hostNetwork) applyLocked(ctx context.Context) (api.NetworkApplied, error) {
 	var state api.NetworkState
-	for _, l := range links {
-		state.Links = append(state.Links, l.Link)
+	for _, n := range h.scopes {
+		if n.link != nil {
+			state.Links = append(state.Links, *n.link)
+		}
 	}
-	if len(links) > 0 && h.loopback != nil {
+	if len(state.Links) > 0 && h.loopback != nil {
 		state.Resolver = &h.loopback.addrs
 	}
 	applied, err := h.helper.Apply(ctx, state)
@@ -152,25 +103,12 @@ func (h *hostNetwork) watch() {
 			return
 		case applied := <-h.helper.Changes():
 			h.mu.Lock()
-			if len(h.links) > 0 && !h.closed {
+			if h.linkedLocked() && !h.closed {
 				h.learn(applied)
 			}
 			h.mu.Unlock()
 		}
 	}
-}
-
-// setZones passes the zones to the resolver; h.mu is held.
-func (h *hostNetwork) setZones(zones []ownedZone) error {
-	list := make([]dns.Zone, len(zones))
-	for i, z := range zones {
-		list[i] = z.Zone
-	}
-	if err := h.resolver.SetZones(list); err != nil {
-		return err
-	}
-	h.zones = zones
-	return nil
 }
 
 // close removes everything and ends the helper. The resolver answers until the helper sends it no more queries.
@@ -183,42 +121,85 @@ func (h *hostNetwork) close() error {
 	return err
 }
 
-// scopedNetwork is the connection.Network of one connection: its part of the host's network.
-type scopedNetwork struct{ host *hostNetwork }
+// scopedNetwork is the connection.Network of one connection: its part of the host's network. The mutex of the host
+// guards the parts.
+type scopedNetwork struct {
+	host     *hostNetwork
+	link     *api.Link // nil: none
+	zone     *dns.Zone // nil: none
+	reserved []netip.Prefix
+}
+
+// joinLocked makes n a part of the network. The mutex of the host is held.
+func (n *scopedNetwork) joinLocked() {
+	if !slices.Contains(n.host.scopes, n) {
+		n.host.scopes = append(n.host.scopes, n)
+	}
+}
 
 func (n *scopedNetwork) CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error) {
 	return n.host.helper.CreateTUN(ctx, name, mtu)
 }
 
+// SetLink applies the link, and those of the other connections. After an error the network is as it was before.
 func (n *scopedNetwork) SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error) {
 	h := n.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	// A connection that is about to end may have closed its device, and not yet removed its link.
-	links := slices.DeleteFunc(slices.Clone(h.links), func(l ownedLink) bool {
-		return l.owner != n && !h.present(l.Name)
-	})
-	at := len(links)
-	for i, other := range links {
+	if err := n.fitsLocked(link); err != nil {
+		return api.NetworkApplied{}, err
+	}
+	if h.closed {
+		return api.NetworkApplied{}, errHelperClosed
+	}
+	if h.loopback == nil && !h.isolated {
+		b, err := h.listenLoopback()
+		if err != nil {
+			return api.NetworkApplied{}, err
+		}
+		h.loopback = b
+	}
+	before := n.link
+	n.link = &link
+	n.joinLocked()
+	applied, err := h.applyLocked(ctx)
+	if err == nil {
+		if h.loopback != nil {
+			h.serveLoopback()
+		}
+		return applied, nil
+	}
+	n.link = before
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	if _, undoErr := h.applyLocked(undo); undoErr != nil { // the helper may have applied a part
+		err = errors.Join(err, fmt.Errorf("cannot undo the change: %w", undoErr))
+	}
+	if !h.linkedLocked() {
+		h.closeLoopback()
+	}
+	return api.NetworkApplied{}, err
+}
+
+// fitsLocked returns an error if the link overlaps one of another connection. It drops links whose device is gone: a
+// connection that is about to end may have closed its device, and not yet removed its link. The mutex of the host is
+// held.
+func (n *scopedNetwork) fitsLocked(link api.Link) error {
+	for _, other := range n.host.scopes {
 		switch {
-		case other.owner == n && other.Name == link.Name:
-			at = i
-		case other.Name == link.Name:
-			return api.NetworkApplied{},
-				api.Errorf(api.ExitOverlap, "another connection has a device named %s", link.Name)
-		case other.owner != n:
-			if a, b, found := overlap(link.Routes, other.Routes); found {
-				return api.NetworkApplied{},
-					api.Errorf(api.ExitOverlap, "%s overlaps %s of another connected cluster", a, b).
-						WithHint("disconnect that cluster first, or exclude the network with --exclude-cidr %s", a)
+		case other == n || other.link == nil:
+		case !n.host.present(other.link.Name):
+			other.link = nil
+		case other.link.Name == link.Name:
+			return api.Errorf(api.ExitOverlap, "another connection has a device named %s", link.Name)
+		default:
+			if a, b, found := overlap(link.Routes, other.link.Routes); found {
+				return api.Errorf(api.ExitOverlap, "%s overlaps %s of another connected cluster", a, b).
+					WithHint("disconnect that cluster first, or exclude the network with --exclude-cidr %s", a)
 			}
 		}
 	}
-	if at == len(links) {
-		links = append(links, ownedLink{})
-	}
-	links[at] = ownedLink{owner: n, Link: link}
-	return h.addLink(ctx, links)
+	return nil
 }
 
 // overlap finds a prefix of a that shares addresses with one of b.
@@ -233,49 +214,62 @@ func overlap(a, b []netip.Prefix) (netip.Prefix, netip.Prefix, bool) {
 	return netip.Prefix{}, netip.Prefix{}, false
 }
 
-func (n *scopedNetwork) RemoveLink(ctx context.Context, name string) error {
-	return n.removeLinks(ctx, func(l ownedLink) bool { return l.Name == name })
-}
-
-func (n *scopedNetwork) removeLinks(ctx context.Context, remove func(ownedLink) bool) error {
+// RemoveLink removes the link of the connection. After an error the next change, or the end of the helper, removes it.
+func (n *scopedNetwork) RemoveLink(ctx context.Context) error {
 	h := n.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	links := slices.DeleteFunc(slices.Clone(h.links), func(l ownedLink) bool { return l.owner == n && remove(l) })
-	if len(links) == len(h.links) {
+	if n.link == nil || h.closed {
 		return nil
 	}
-	return h.dropLinks(ctx, links)
+	n.link = nil
+	if _, err := h.applyLocked(ctx); err != nil {
+		return err
+	}
+	if !h.linkedLocked() {
+		h.closeLoopback()
+	}
+	return nil
 }
 
+// SetZone passes the zones of all connections to the resolver. The connection that had a zone first takes precedence.
 func (n *scopedNetwork) SetZone(zone *dns.Zone) error {
 	h := n.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	zones := slices.Clone(h.zones)
-	at := slices.IndexFunc(zones, func(z ownedZone) bool { return z.owner == n })
-	switch {
-	case zone == nil && at < 0:
-		return nil
-	case zone == nil:
-		zones = slices.Delete(zones, at, at+1)
-	case at < 0:
-		zones = append(zones, ownedZone{n, *zone})
-	default:
-		zones[at].Zone = *zone
+	before, scopes := n.zone, h.scopes
+	if n.zone == nil {
+		if zone == nil {
+			return nil
+		}
+		h.leaveLocked(n)
+		n.joinLocked()
 	}
-	return h.setZones(zones)
+	n.zone = zone
+	var zones []dns.Zone
+	for _, other := range h.scopes {
+		if other.zone != nil {
+			zones = append(zones, *other.zone)
+		}
+	}
+	if err := h.resolver.SetZones(zones); err != nil {
+		n.zone, h.scopes = before, scopes
+		return err
+	}
+	return nil
 }
 
 func (n *scopedNetwork) DomainTaken(domain string) bool {
 	h := n.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, z := range h.zones {
-		if z.owner == n {
+	for _, other := range h.scopes {
+		z := other.zone
+		switch {
+		case z == nil:
+		case other == n:
 			return false
-		}
-		if strings.EqualFold(z.Domain, domain) || slices.Contains(z.Extra, domain) {
+		case strings.EqualFold(z.Domain, domain) || slices.Contains(z.Extra, domain):
 			return true
 		}
 	}
@@ -286,39 +280,35 @@ func (n *scopedNetwork) Reserve(networks []netip.Prefix) (others []netip.Prefix)
 	h := n.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for owner, theirs := range h.reserved {
-		if owner != n {
-			others = append(others, theirs...)
+	for _, other := range h.scopes {
+		if other != n {
+			others = append(others, other.reserved...)
 		}
 	}
 	if _, _, found := overlap(networks, others); found {
 		slices.SortFunc(others, netip.Prefix.Compare)
 		return others
 	}
-	h.reserved[n] = networks
+	n.reserved = networks
+	n.joinLocked()
 	return nil
-}
-
-func (n *scopedNetwork) release() {
-	h := n.host
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.reserved, n)
 }
 
 func (n *scopedNetwork) ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error {
 	return n.host.resolver.Serve(ctx, packets, listeners)
 }
 
-// close removes the links, zone and reservation of the connection. If the helper has ended, its end has removed the
-// links.
+// close removes the link, zone and reservation of the connection. If the helper has ended, its end has removed the
+// link.
 func (n *scopedNetwork) close() error {
-	defer n.release()
-	zoneErr := n.SetZone(nil)
-	if isClosed(n.host.helper.Done()) {
-		return zoneErr
+	err := n.SetZone(nil)
+	if !isClosed(n.host.helper.Done()) {
+		ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+		defer cancel()
+		err = errors.Join(n.RemoveLink(ctx), err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
-	defer cancel()
-	return errors.Join(n.removeLinks(ctx, func(ownedLink) bool { return true }), zoneErr)
+	n.host.mu.Lock()
+	defer n.host.mu.Unlock()
+	n.host.leaveLocked(n)
+	return err
 }

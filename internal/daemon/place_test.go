@@ -70,7 +70,7 @@ func (c *placed) Run(ctx context.Context) error {
 	}
 	close(c.connected)
 	<-ctx.Done()
-	return c.network.RemoveLink(context.WithoutCancel(ctx), link.Name)
+	return c.network.RemoveLink(context.WithoutCancel(ctx))
 }
 
 // connectionFactory makes connections only.

@@ -116,7 +116,7 @@ func (h *hostNetwork) resolverEnded(b *loopback, cause error) {
 	h.loopback = nil
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
 	defer cancel()
-	if _, err := h.apply(ctx, h.links); err != nil {
+	if _, err := h.applyLocked(ctx); err != nil {
 		h.logger.Error("cannot remove the resolver", "err", err)
 	}
 }
