@@ -3,7 +3,6 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"net/netip"
@@ -57,11 +56,9 @@ func (d *daemon) lines(w http.ResponseWriter, r *http.Request, produce func(ctx 
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(d.ending, cancel)()
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	w.WriteHeader(http.StatusOK)
-	encoder, flusher := json.NewEncoder(w), http.NewResponseController(w)
+	s := &stream{w: w}
 	produce(ctx, func(line any) {
-		if errors.Join(encoder.Encode(line), flusher.Flush()) != nil {
+		if s.line(line) != nil {
 			cancel()
 		}
 	})

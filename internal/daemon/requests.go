@@ -21,7 +21,9 @@ func (d *daemon) serveRequests(w http.ResponseWriter, r *http.Request, change fu
 	}
 	change(&req)
 	s := &stream{w: w}
-	err := d.connections.intercepts.requests(r.Context(), req, func(record api.Record) { s.line(record) })
+	err := d.connections.intercepts.requests(r.Context(), req, func(record api.Record) {
+		_ = s.line(record) // as for send
+	})
 	if err != nil {
 		d.refuse(w, s, err)
 	}

@@ -174,7 +174,7 @@ func (d *daemon) answer(w http.ResponseWriter, status int, body any) {
 	}
 }
 
-// stream writes events as JSON lines and flushes each. The first one begins the response. Its methods are safe for
+// stream writes JSON lines and flushes each. The first one begins the response. Its methods are safe for
 // concurrent use.
 type stream struct {
 	mu     sync.Mutex
@@ -188,21 +188,16 @@ func (s *stream) send(e api.Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
-	s.line(e)
+	_ = s.line(e)
 }
 
 // line writes one line.
-func (s *stream) line(v any) {
+func (s *stream) line(v any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.opened {
 		s.opened = true
 		s.w.Header().Set("Content-Type", "application/x-ndjson")
 	}
-	if json.NewEncoder(s.w).Encode(v) != nil {
-		return
-	}
-	if f, ok := s.w.(http.Flusher); ok {
-		f.Flush()
-	}
+	return errors.Join(json.NewEncoder(s.w).Encode(v), http.NewResponseController(s.w).Flush())
 }
