@@ -1,25 +1,20 @@
 package config
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 
+	"k8s.io/client-go/util/keyutil"
+
 	"kubevpn/internal/api"
 )
 
-const (
-	keyBlock = "PRIVATE KEY" // PKCS #8
-	maxKey   = 4 << 10       // bytes of the file
-)
+const maxKey = 4 << 10 // bytes of the file
 
 // ClientKey returns the ECDSA P-256 key of this user on this machine. It identifies the owner of agents and clones, and
 // the identity towards traffic managers is derived from it. The first call creates the key, and the state
@@ -66,13 +61,9 @@ func readKey(path string) (*ecdsa.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	block, _ := pem.Decode(text)
-	if block == nil || block.Type != keyBlock {
-		return nil, fmt.Errorf("%s does not contain a %s", path, keyBlock)
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	parsed, err := keyutil.ParsePrivateKeyPEM(text) // older versions stored PKCS #8
 	if err != nil {
-		return nil, fmt.Errorf("cannot parse %s: %w", path, err)
+		return nil, fmt.Errorf("%s does not contain a private key: %w", path, err)
 	}
 	key, is := parsed.(*ecdsa.PrivateKey)
 	if !is || key.Curve != elliptic.P256() {
@@ -83,20 +74,12 @@ func readKey(path string) (*ecdsa.PrivateKey, error) {
 
 // createKey stores a new key at path, unless another process has stored one.
 func createKey(path string) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	text, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
 		return fmt.Errorf("cannot create the key: %w", err)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return fmt.Errorf("cannot encode the key: %w", err)
-	}
-	var text bytes.Buffer
-	if err := pem.Encode(&text, &pem.Block{Type: keyBlock, Bytes: der}); err != nil {
-		return fmt.Errorf("cannot encode the key: %w", err)
-	}
 	// Link is atomic and never replaces a file, so the first process wins.
-	if err := viaTemp(path, text.Bytes(), os.Link); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := viaTemp(path, text, os.Link); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return nil

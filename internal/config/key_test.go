@@ -4,6 +4,10 @@ package config
 
 import (
 	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"os"
 	"path/filepath"
 	"sync"
@@ -41,6 +45,26 @@ func TestClientKeyIsCreatedOnce(t *testing.T) {
 	}
 }
 
+// Older versions stored the key in PKCS #8. The owner of intercepts must stay the same.
+func TestClientKeyReadsAnOldFile(t *testing.T) {
+	want, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := Paths{StateDir: t.TempDir()}
+	text := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	if err := os.WriteFile(p.KeyFile(), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.ClientKey(); err != nil || !got.Equal(want) {
+		t.Errorf("ClientKey = %v, %v; want the key of the file", got, err)
+	}
+}
+
 func TestClientKeyRejectsAFileOfAnotherUser(t *testing.T) {
 	tests := []struct {
 		name  string
@@ -49,7 +73,7 @@ func TestClientKeyRejectsAFileOfAnotherUser(t *testing.T) {
 	}{
 		{"readable by others", func(path string) error { return os.Chmod(path, 0o644) }, "has mode 0644, but must not be accessible to others (0600)"},
 		{"readable by the group", func(path string) error { return os.Chmod(path, 0o640) }, "has mode 0640"},
-		{"no key", func(path string) error { return os.WriteFile(path, []byte("nonsense"), 0o600) }, "does not contain a PRIVATE KEY"},
+		{"no key", func(path string) error { return os.WriteFile(path, []byte("nonsense"), 0o600) }, "does not contain a private key"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
