@@ -7,53 +7,11 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/workloads"
 )
-
-// listWorkloads returns at most completionLimit names of objects of a built-in type.
-func listWorkloads(ctx context.Context, kube kubernetes.Interface, kind, namespace string) ([]string, error) {
-	o := metav1.ListOptions{Limit: completionLimit}
-	switch kind {
-	case "deployment":
-		return namesOf(kube.AppsV1().Deployments(namespace).List(ctx, o))
-	case "statefulset":
-		return namesOf(kube.AppsV1().StatefulSets(namespace).List(ctx, o))
-	case "daemonset":
-		return namesOf(kube.AppsV1().DaemonSets(namespace).List(ctx, o))
-	case "replicaset":
-		return namesOf(kube.AppsV1().ReplicaSets(namespace).List(ctx, o))
-	case "replicationcontroller":
-		return namesOf(kube.CoreV1().ReplicationControllers(namespace).List(ctx, o))
-	case "cronjob":
-		return namesOf(kube.BatchV1().CronJobs(namespace).List(ctx, o))
-	case "service":
-		return namesOf(kube.CoreV1().Services(namespace).List(ctx, o))
-	}
-	return namesOf(kube.CoreV1().Pods(namespace).List(ctx, o))
-}
-
-// namesOf returns the names of the objects in list, unless err is set.
-func namesOf(list runtime.Object, err error) ([]string, error) {
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	err = meta.EachListItem(list, func(o runtime.Object) error {
-		named, err := meta.Accessor(o)
-		if err == nil {
-			names = append(names, named.GetName())
-		}
-		return err
-	})
-	return names, err
-}
 
 // completeWorkloads completes TYPE/, and after it the names of the cluster's objects.
 func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
@@ -74,7 +32,7 @@ func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 		}
 		return k.completeFrom(cmd.Context(), a,
 			func(ctx context.Context, c *cluster.Cluster, namespace string) ([]cobra.Completion, error) {
-				names, err := listWorkloads(ctx, c.Kube(), builtin.Type, namespace)
+				names, err := listNames(ctx, c, builtin.Resource, namespace)
 				for i, name := range names {
 					names[i] = kind + "/" + name
 				}

@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -116,7 +118,27 @@ func (k *kubeFlags) completeNamespaces(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		return k.completeFrom(cmd.Context(), a,
 			func(ctx context.Context, c *cluster.Cluster, _ string) ([]cobra.Completion, error) {
-				return namesOf(c.Kube().CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: completionLimit}))
+				return listNames(ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces"), "")
 			})
 	}
+}
+
+// listNames returns at most completionLimit names of objects of a resource. The namespace is empty for resources of the
+// cluster.
+func listNames(
+	ctx context.Context, c *cluster.Cluster, resource schema.GroupVersionResource, namespace string,
+) ([]string, error) {
+	objects, err := c.Dynamic()
+	if err != nil {
+		return nil, err
+	}
+	list, err := objects.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: completionLimit})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, object := range list.Items {
+		names = append(names, object.GetName())
+	}
+	return names, nil
 }
