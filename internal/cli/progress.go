@@ -107,9 +107,9 @@ type spinner struct {
 	lines  lines
 	screen io.Writer // for the moving line; interprets escape sequences
 	width  func() int
-	event  api.Event // of the current step
-	quit   chan struct{}
-	ended  chan struct{}
+	event  api.Event // of the current step; the zero Event: there is no moving line
+	frame  int
+	timer  *time.Timer // calls redraw; nil: no event has been shown
 }
 
 const spinnerPeriod = 100 * time.Millisecond
@@ -127,62 +127,43 @@ func (s *spinner) show(e api.Event) {
 		s.event = api.Event{}
 	case e.Step != "":
 		s.event = e
-		s.draw(0)
-		s.spin()
+		s.draw()
+		if s.timer == nil {
+			s.timer = time.AfterFunc(spinnerPeriod, s.redraw)
+		} else {
+			s.timer.Reset(spinnerPeriod)
+		}
 	}
 }
 
-// spin starts the goroutine that redraws the moving line. The caller holds s.mu.
-func (s *spinner) spin() {
-	if s.quit != nil {
-		return
+// redraw draws the next frame, and calls itself again after spinnerPeriod while there is a moving line.
+func (s *spinner) redraw() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.event.Step != "" {
+		s.frame++
+		s.draw()
+		s.timer.Reset(spinnerPeriod)
 	}
-	quit, ended := make(chan struct{}), make(chan struct{})
-	s.quit, s.ended = quit, ended
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(spinnerPeriod)
-		defer tick.Stop()
-		for frame := 1; ; frame++ {
-			select {
-			case <-quit:
-				return
-			case <-tick.C:
-				s.mu.Lock()
-				s.draw(frame)
-				s.mu.Unlock()
-			}
-		}
-	}()
 }
 
 func (s *spinner) stop() {
 	s.mu.Lock()
-	quit, ended := s.quit, s.ended
-	s.quit = nil
-	s.mu.Unlock()
-	if quit == nil {
-		return
-	}
-	close(quit)
-	<-ended
-	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.erase()
+	if s.event.Step != "" {
+		s.erase()
+	}
 	s.event = api.Event{}
 }
 
 // draw writes the moving line. The caller holds s.mu.
-func (s *spinner) draw(frame int) {
-	if s.event.Step == "" {
-		return
-	}
+func (s *spinner) draw() {
 	text := s.lines.text(s.event)
 	if took := time.Since(s.lines.begun[s.event.Step]); took > slow {
 		text += fmt.Sprintf(" (%ds)", int(took.Seconds()))
 	}
 	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
-	line := []rune(string(frames[frame%len(frames)]) + " " + strings.ReplaceAll(api.Clean(text), "\n", " "))
+	line := []rune(string(frames[s.frame%len(frames)]) + " " + strings.ReplaceAll(api.Clean(text), "\n", " "))
 	if w := s.width(); len(line) >= w && w > 1 {
 		line = append(line[:w-2], '…')
 	}
