@@ -1,7 +1,7 @@
 package cli
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -88,27 +88,15 @@ func (t *tailer) open(tail int) error {
 	if tail < 0 {
 		return nil
 	}
-	// A first pass counts the line ends: the file is small, and lines may have any length.
-	ends := make([]int64, 0, 1024)
-	var at int64
-	for r := bufio.NewReader(f); ; {
-		line, err := r.ReadSlice('\n')
-		at += int64(len(line))
-		switch {
-		case err == nil:
-			ends = append(ends, at)
-		case errors.Is(err, bufio.ErrBufferFull):
-		case errors.Is(err, io.EOF):
-			start := int64(0)
-			if tail < len(ends) {
-				start = ends[len(ends)-tail-1]
-			}
-			_, err := f.Seek(start, io.SeekStart)
-			return err
-		default:
-			return err
-		}
+	text, err := io.ReadAll(f) // at most 10 MB
+	if err != nil {
+		return err
 	}
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	complete := len(lines) - 1 // what follows the last line end comes with the last lines
+	start := len(text) - len(bytes.Join(lines[max(0, complete-tail):], nil))
+	_, err = f.Seek(int64(start), io.SeekStart)
+	return err
 }
 
 // copy writes new data to w. After a rotation it writes the rest of the old file first.
