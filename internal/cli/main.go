@@ -36,9 +36,9 @@ type Programs struct {
 	StartHelper func(ctx context.Context, announce func(line string)) (*os.File, error)
 	// RunHelper runs the helper in the process that StartHelper started.
 	RunHelper func(ctx context.Context) error
-	// Hold keeps a connection, and the intercepts of the request, in this process until ctx ends. It returns nil if they
-	// were established before; progress receives an event with Held then. They are for the programs of place, or for
-	// programs that use a proxy on the listener, or, if both are nil, for this machine, which needs root. It may be
+	// Hold keeps a connection, and the intercepts of the request, in this process until ctx ends. It returns nil if
+	// they were established before; progress receives an event with Held then. They are for the programs of place, or
+	// for programs that use a proxy on the listener, or, if both are nil, for this machine, which needs root. It may be
 	// called again with the listener after an error before the connection was established.
 	Hold func(
 		ctx context.Context, req api.InterceptRequest, place sandbox.Place, proxy net.Listener,

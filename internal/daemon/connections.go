@@ -62,7 +62,7 @@ func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Lo
 	}
 	cs.tasks = map[string]*connectionTask{}
 	cs.ended = func() {
-		cs.closeUnused()
+		cs.closeUnusedLocked()
 		cs.changed()
 	}
 	return cs
@@ -84,19 +84,19 @@ func (cs *connections) resolverConfig() dns.Config {
 // the connected Connection. If ctx ends before that and no other request needs the connection, connect cleans it up
 // before it returns.
 func (cs *connections) connect(ctx context.Context, req api.ConnectRequest, emit func(api.Event)) error {
-	t, err := cs.hold(ctx, req, emit)
+	t, err := cs.acquireConnection(ctx, req, emit)
 	if err != nil {
 		return err
 	}
-	cs.retain(t)
+	cs.pin(t)
 	c := t.status()
 	emit(api.Event{Connection: &c})
-	return cs.release(t, emit)
+	return cs.releaseAndReport(t, emit)
 }
 
-// hold is connect for a request that needs the connection until release: until then, the connection ends only if it
-// fails or a user ends it. release ends it if no request has retained it.
-func (cs *connections) hold(
+// acquireConnection is connect for a request that needs the connection until releaseAndReport: until then, the
+// connection ends only if it fails or a user ends it. releaseAndReport ends it if no request has pinned it.
+func (cs *connections) acquireConnection(
 	ctx context.Context, req api.ConnectRequest, emit func(api.Event),
 ) (*connectionTask, error) {
 	ids, err := cs.factory.Identify(req.Kubeconfig)
@@ -104,11 +104,11 @@ func (cs *connections) hold(
 		return nil, err
 	}
 	id := cs.usable(ids, req)
-	t, joined, err := cs.obtain(ctx, id, func(current *connectionTask) (*connectionTask, <-chan struct{}, error) {
+	t, joined, err := cs.acquire(ctx, id, func(current *connectionTask) (*connectionTask, <-chan struct{}, error) {
 		if current == nil && id != ids.Connection {
 			return nil, nil, errConnectionEnded
 		}
-		return cs.choose(ids, req, current)
+		return cs.chooseLocked(ids, req, current)
 	})
 	if err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (cs *connections) hold(
 		err = cs.adapt(ctx, t, req, emit)
 	}
 	if err != nil {
-		left := cs.release(t, emit)
+		left := cs.releaseAndReport(t, emit)
 		if ctx.Err() != nil && left == nil && !isClosed(t.done) {
 			emit(api.Event{Warning: "the connection continues, because another command made it or uses it; " +
 				"`kubevpn disconnect " + t.id + "` ends it"})
@@ -138,14 +138,14 @@ func (cs *connections) hold(
 func (cs *connections) usable(ids cluster.IDs, req api.ConnectRequest) string {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if other := cs.otherUser(ids); other != nil && req.Use {
+	if other := cs.otherUserLocked(ids); other != nil && req.Use {
 		return other.id
 	}
 	return ids.Connection
 }
 
-// otherUser returns the connection of another user to the cluster, or nil. cs.mu is held.
-func (cs *connections) otherUser(ids cluster.IDs) *connectionTask {
+// otherUserLocked returns the connection of another user to the cluster, or nil.
+func (cs *connections) otherUserLocked(ids cluster.IDs) *connectionTask {
 	for _, t := range cs.tasks {
 		if t.cluster == ids.Cluster && t.id != ids.Connection && t.failed == nil {
 			return t
@@ -154,11 +154,11 @@ func (cs *connections) otherUser(ids cluster.IDs) *connectionTask {
 	return nil
 }
 
-// choose returns the connection for req: current, or a new one if there is a helper. It rejects a second connection to
-// one cluster, because their networks would overlap. cs.mu is held.
-func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
+// chooseLocked returns the connection for req: current, or a new one if there is a helper. It rejects a second
+// connection to one cluster, because their networks would overlap.
+func (cs *connections) chooseLocked(ids cluster.IDs, req api.ConnectRequest,
 	current *connectionTask) (*connectionTask, <-chan struct{}, error) {
-	other := cs.otherUser(ids)
+	other := cs.otherUserLocked(ids)
 	switch {
 	case cs.shut:
 		return nil, nil, errEnding
@@ -179,7 +179,7 @@ func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 	events, network := new(eventLog), &scopedNetwork{host: cs.host}
 	cfg := connection.Config{
 		Request: req, Network: network, Dial: cs.dial, Client: cs.client, Logger: cs.logger, Progress: events.add,
-		Prepared: cs.takePrepared(req),
+		Prepared: cs.takePreparedLocked(req),
 	}
 	if cs.proxy != nil {
 		cfg.Lookup = cs.host.resolver.Lookup
@@ -196,10 +196,10 @@ func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 	}, nil, nil
 }
 
-// release removes a waiter. If the connection ends because of that, release waits until it has ended, and the helper if
-// no connection is left. It returns what went wrong with that.
-func (cs *connections) release(t *connectionTask, emit func(api.Event)) error {
-	if len(cs.registry.release(t)) == 0 {
+// releaseAndReport removes a waiter. If the connection ends because of that, it waits until the connection has ended,
+// and the helper if no connection is left. It returns what went wrong with that.
+func (cs *connections) releaseAndReport(t *connectionTask, emit func(api.Event)) error {
+	if len(cs.release(t)) == 0 {
 		return nil
 	}
 	step := disconnecting(t.conn.Status(), t.id)
@@ -276,8 +276,8 @@ func differences(was, req api.ConnectRequest) (names []string) {
 	return names
 }
 
-// active returns the number of connections that have not failed; cs.mu is held.
-func (cs *connections) active() int {
+// activeLocked returns the number of connections that have not failed.
+func (cs *connections) activeLocked() int {
 	n := 0
 	for _, t := range cs.tasks {
 		if t.failed == nil {
@@ -291,7 +291,7 @@ func (cs *connections) active() int {
 func (cs *connections) counts() (connections int, helper bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return cs.active(), cs.host != nil
+	return cs.activeLocked(), cs.host != nil
 }
 
 // starter returns what started the helper process, or "" if there is none.

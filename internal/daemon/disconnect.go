@@ -87,11 +87,11 @@ func (cs *connections) shutDown(emit func(api.Event)) error {
 	cs.mu.Lock()
 	cs.shut = true
 	cs.metrics.close()
-	cs.discardPrepared()
+	cs.discardPreparedLocked()
 	cs.mu.Unlock()
 	err := cs.disconnect(api.DisconnectRequest{All: true}, emit)
 	cs.mu.Lock()
-	cs.closeHelper()
+	cs.closeHelperLocked()
 	cs.mu.Unlock()
 	cs.awaitClosed()
 	return err

@@ -63,7 +63,7 @@ func (cs *connections) adopt(h Helper) error {
 		defer cs.mu.Unlock()
 		if cs.host == host {
 			cs.lingering = false
-			cs.closeUnused()
+			cs.closeUnusedLocked()
 		}
 	})
 	cs.mu.Unlock()
@@ -87,21 +87,21 @@ func (cs *connections) helperEnded(host *hostNetwork) {
 	cs.logger.Error("root helper ended by itself")
 	for _, t := range cs.tasks {
 		if t.failed == nil && t.network.host == host {
-			t.end(errHelperEnded())
+			t.endLocked(errHelperEnded())
 		}
 	}
-	cs.closeHelper()
+	cs.closeHelperLocked()
 }
 
-// closeUnused closes the helper if no connection needs it; cs.mu is held.
-func (cs *connections) closeUnused() {
-	if !cs.lingering && cs.active() == 0 {
-		cs.closeHelper()
+// closeUnusedLocked closes the helper if no connection needs it.
+func (cs *connections) closeUnusedLocked() {
+	if !cs.lingering && cs.activeLocked() == 0 {
+		cs.closeHelperLocked()
 	}
 }
 
-// closeHelper begins to close the helper, if there is one; cs.mu is held.
-func (cs *connections) closeHelper() {
+// closeHelperLocked begins to close the helper, if there is one.
+func (cs *connections) closeHelperLocked() {
 	host := cs.host
 	if host == nil {
 		return

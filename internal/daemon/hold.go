@@ -32,8 +32,8 @@ type HoldConfig struct {
 //	            ▲                     └─ all else ───────▶ a socket of this process
 //	            └── Place.Dial ◀── intercepts ◀══ agents
 //
-// It uses the connections of the daemon, with one connection. In place of the root helper, Place and Proxy have a Helper
-// that needs no root.
+// It uses the connections of the daemon, with one connection. In place of the root helper, Place and Proxy have a
+// Helper that needs no root.
 func Hold(ctx context.Context, cfg HoldConfig) error {
 	if cfg.Factory == nil {
 		cfg.Factory = NewFactory()

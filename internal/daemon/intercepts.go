@@ -100,7 +100,7 @@ func (cs *connections) intercept(ctx context.Context, req api.InterceptRequest, 
 			WithHint("write a workload as TYPE/NAME: deployment/web")
 	}
 	req.Connect.Use = true
-	t, err := cs.hold(ctx, req.Connect, emit)
+	t, err := cs.acquireConnection(ctx, req.Connect, emit)
 	if err != nil {
 		return err
 	}
@@ -108,9 +108,9 @@ func (cs *connections) intercept(ctx context.Context, req api.InterceptRequest, 
 	emit(api.Event{Connection: &c})
 	err = cs.intercepts.begin(ctx, t, req, emit)
 	if !req.Attached && ctx.Err() == nil {
-		cs.retain(t) // also after a failure: the user is about to try again
+		cs.pin(t) // also after a failure: the user is about to try again
 	}
-	return errors.Join(err, cs.release(t, emit))
+	return errors.Join(err, cs.releaseAndReport(t, emit))
 }
 
 // begin is the part of connections.intercept that needs a connection.
@@ -121,12 +121,12 @@ func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.Inte
 		return err
 	}
 	held := make([]*interceptTask, len(keys))
-	defer func() { is.release(held, emit) }()
+	defer func() { is.releaseAndReport(held, emit) }()
 	group, gctx := errgroup.WithContext(ctx)
 	for n, key := range keys {
 		group.Go(func() error {
 			var err error
-			held[n], err = is.hold(gctx, c, key, req, emit)
+			held[n], err = is.acquireIntercept(gctx, c, key, req, emit)
 			return err
 		})
 	}
@@ -141,7 +141,7 @@ func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.Inte
 		emit(api.Event{Held: true})
 		return stay(ctx, held, c)
 	}
-	is.retain(held...)
+	is.pin(held...)
 	return nil
 }
 
@@ -162,16 +162,16 @@ func (is *intercepts) resolve(ctx context.Context, connection string,
 	return keys, nil
 }
 
-// hold makes or joins an intercept, adds a waiter, and returns when the intercept is ready. The caller releases the
-// intercept, also after an error.
-func (is *intercepts) hold(
+// acquireIntercept makes or joins an intercept, adds a waiter, and returns when the intercept is ready. The caller
+// releases the intercept, also after an error.
+func (is *intercepts) acquireIntercept(
 	ctx context.Context, c *connectionTask, key interceptKey, req api.InterceptRequest, emit func(api.Event),
 ) (*interceptTask, error) {
 	made, err := is.newTask(c, key, req)
 	if err != nil {
 		return nil, err
 	}
-	t, joined, err := is.obtain(ctx, key, func(current *interceptTask) (*interceptTask, <-chan struct{}, error) {
+	t, joined, err := is.acquire(ctx, key, func(current *interceptTask) (*interceptTask, <-chan struct{}, error) {
 		switch {
 		case isClosed(c.done):
 			return nil, nil, c.cause()
@@ -181,7 +181,7 @@ func (is *intercepts) hold(
 			return current, nil, nil
 		}
 		current.logger.Info("intercept is replaced")
-		current.end(errReplaced)
+		current.endLocked(errReplaced)
 		return nil, current.done, nil
 	})
 	if err != nil {
@@ -255,10 +255,10 @@ func stay(ctx context.Context, held []*interceptTask, connection *connectionTask
 	}
 }
 
-// release removes a waiter from each intercept, and waits for the intercepts that this ends.
-func (is *intercepts) release(held []*interceptTask, emit func(api.Event)) {
+// releaseAndReport removes a waiter from each intercept, and waits for the intercepts that this ends.
+func (is *intercepts) releaseAndReport(held []*interceptTask, emit func(api.Event)) {
 	// The registry has logged the error. The client has gone, or receives a more important error.
-	_ = is.awaitAll(is.registry.release(held...), emit)
+	_ = is.awaitAll(is.release(held...), emit)
 }
 
 // leave ends the intercepts that req names, also failed ones. It emits each end.

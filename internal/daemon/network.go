@@ -57,17 +57,17 @@ func newHostNetwork(helper Helper, names dns.Config, logger *slog.Logger) *hostN
 
 var errHelperClosed = errors.New("the root helper has been closed")
 
-// linkedLocked reports whether there are links. mu is held.
+// linkedLocked reports whether there are links.
 func (h *hostNetwork) linkedLocked() bool {
 	return slices.ContainsFunc(h.scopes, func(n *scopedNetwork) bool { return n.link != nil })
 }
 
-// leaveLocked removes a part of the network, without an Apply. mu is held.
+// leaveLocked removes a part of the network, without an Apply.
 func (h *hostNetwork) leaveLocked(n *scopedNetwork) {
 	h.scopes = slices.DeleteFunc(slices.Clone(h.scopes), func(other *scopedNetwork) bool { return other == n })
 }
 
-// applyLocked has the helper apply all links. mu is held.
+// applyLocked has the helper apply all links.
 func (h *hostNetwork) applyLocked(ctx context.Context) (api.NetworkApplied, error) {
 	var state api.NetworkState
 	for _, n := range h.scopes {
@@ -117,7 +117,7 @@ func (h *hostNetwork) close() error {
 	defer h.mu.Unlock()
 	h.closed = true
 	err := h.helper.Close()
-	h.closeLoopback()
+	h.closeLoopbackLocked()
 	return err
 }
 
@@ -130,7 +130,7 @@ type scopedNetwork struct {
 	reserved []netip.Prefix
 }
 
-// joinLocked makes n a part of the network. The mutex of the host is held.
+// joinLocked makes n a part of the network.
 func (n *scopedNetwork) joinLocked() {
 	if !slices.Contains(n.host.scopes, n) {
 		n.host.scopes = append(n.host.scopes, n)
@@ -165,7 +165,7 @@ func (n *scopedNetwork) SetLink(ctx context.Context, link api.Link) (api.Network
 	applied, err := h.applyLocked(ctx)
 	if err == nil {
 		if h.loopback != nil {
-			h.serveLoopback()
+			h.serveLoopbackLocked()
 		}
 		return applied, nil
 	}
@@ -176,14 +176,13 @@ func (n *scopedNetwork) SetLink(ctx context.Context, link api.Link) (api.Network
 		err = errors.Join(err, fmt.Errorf("cannot undo the change: %w", undoErr))
 	}
 	if !h.linkedLocked() {
-		h.closeLoopback()
+		h.closeLoopbackLocked()
 	}
 	return api.NetworkApplied{}, err
 }
 
 // fitsLocked returns an error if the link overlaps one of another connection. It drops links whose device is gone: a
-// connection that is about to end may have closed its device, and not yet removed its link. The mutex of the host is
-// held.
+// connection that is about to end may have closed its device, and not yet removed its link.
 func (n *scopedNetwork) fitsLocked(link api.Link) error {
 	for _, other := range n.host.scopes {
 		switch {
@@ -227,7 +226,7 @@ func (n *scopedNetwork) RemoveLink(ctx context.Context) error {
 		return err
 	}
 	if !h.linkedLocked() {
-		h.closeLoopback()
+		h.closeLoopbackLocked()
 	}
 	return nil
 }

@@ -30,29 +30,29 @@ func (cs *connections) prepare(req api.ConnectRequest) error {
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if t := cs.tasks[ids.Connection]; cs.shut || t != nil && t.failed == nil || cs.otherUser(ids) != nil {
+	if t := cs.tasks[ids.Connection]; cs.shut || t != nil && t.failed == nil || cs.otherUserLocked(ids) != nil {
 		return nil
 	}
 	opens, err := cs.factory.Prepare(req, cs.logger)
 	if err != nil {
 		return err
 	}
-	cs.discardPrepared()
+	cs.discardPreparedLocked()
 	opens.Begin()
 	p := &preparation{request: req, opens: opens}
 	p.expiry = time.AfterFunc(preparedTime, func() {
 		cs.mu.Lock()
 		defer cs.mu.Unlock()
 		if cs.prepared == p {
-			cs.discardPrepared()
+			cs.discardPreparedLocked()
 		}
 	})
 	cs.prepared = p
 	return nil
 }
 
-// takePrepared returns what was prepared for req, or nil. cs.mu is held.
-func (cs *connections) takePrepared(req api.ConnectRequest) *connection.Prepared {
+// takePreparedLocked returns what was prepared for req, or nil.
+func (cs *connections) takePreparedLocked(req api.ConnectRequest) *connection.Prepared {
 	p := cs.prepared
 	if p == nil || !bytes.Equal(p.request.Kubeconfig, req.Kubeconfig) ||
 		p.request.ManagerNamespace != req.ManagerNamespace ||
@@ -64,8 +64,8 @@ func (cs *connections) takePrepared(req api.ConnectRequest) *connection.Prepared
 	return p.opens
 }
 
-// discardPrepared closes what no connection has taken. cs.mu is held.
-func (cs *connections) discardPrepared() {
+// discardPreparedLocked closes what no connection has taken.
+func (cs *connections) discardPreparedLocked() {
 	if p := cs.prepared; p != nil {
 		p.expiry.Stop()
 		cs.group.Go(p.opens.Close)

@@ -21,16 +21,16 @@ type runner interface {
 
 // registry owns the tasks of one kind, each under its key. A request starts a task or joins the one under its key:
 //
-//	          obtain                  run returns an error
+//	          acquire                 run returns an error
 //	(absent) ───────▶ starting ─────────────────────────────▶ (absent); the error is the answer
 //	                     │ ready
 //	                     ▼            run returns an error
-//	                  active ───────────────────────────────▶ failed ── obtain, end ─▶ (absent)
+//	                  active ───────────────────────────────▶ failed ── acquire, end ─▶ (absent)
 //	                     │ release, end
 //	                     ▼
 //	                  ending ── run has returned ─▶ (absent)
 //
-// A task that a request started ends with its last waiter unless retain was called, so that Ctrl-C leaves nothing
+// A task that a request started ends with its last waiter unless pin was called, so that Ctrl-C leaves nothing
 // behind.
 type registry[K comparable, T runner] struct {
 	ended func() // called with mu held after a task has ended; may be nil
@@ -40,14 +40,14 @@ type registry[K comparable, T runner] struct {
 	group sync.WaitGroup // the goroutines of the tasks
 }
 
-// obtain returns the task under key with a waiter added, and whether the request joins it. choose is called with mu
+// acquire returns the task under key with a waiter added, and whether the request joins it. choose is called with mu
 // held. current is the task that runs under the key, or the zero T. choose returns current to join it, or a new task,
-// which obtain starts. If choose returns a channel, obtain waits until that is closed and calls choose again.
-func (r *registry[K, T]) obtain(
+// which acquire starts. If choose returns a channel, acquire waits until that is closed and calls choose again.
+func (r *registry[K, T]) acquire(
 	ctx context.Context, key K, choose func(current T) (chosen T, busy <-chan struct{}, err error),
 ) (t T, joined bool, err error) {
 	for {
-		t, joined, busy, err := r.tryObtain(key, choose)
+		t, joined, busy, err := r.tryAcquire(key, choose)
 		if busy == nil {
 			return t, joined, err
 		}
@@ -59,8 +59,8 @@ func (r *registry[K, T]) obtain(
 	}
 }
 
-// tryObtain is one round of obtain.
-func (r *registry[K, T]) tryObtain(
+// tryAcquire is one round of acquire.
+func (r *registry[K, T]) tryAcquire(
 	key K, choose func(T) (T, <-chan struct{}, error),
 ) (t T, joined bool, busy <-chan struct{}, err error) {
 	r.mu.Lock()
@@ -127,16 +127,16 @@ func (r *registry[K, T]) run(ctx context.Context, key K, t T) {
 	}
 }
 
-// retain keeps tasks that have no waiters.
-func (r *registry[K, T]) retain(ts ...T) {
+// pin keeps tasks that have no waiters.
+func (r *registry[K, T]) pin(ts ...T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range ts {
-		t.base().kept = true
+		t.base().pinned = true
 	}
 }
 
-// release removes a waiter from each task. It ends the tasks that have no waiters left and are not retained, and
+// release removes a waiter from each task. It ends the tasks that have no waiters left and are not pinned, and
 // returns them. Zero values in ts are ignored.
 func (r *registry[K, T]) release(ts ...T) (abandoned []T) {
 	r.mu.Lock()
@@ -148,8 +148,8 @@ func (r *registry[K, T]) release(ts ...T) (abandoned []T) {
 		}
 		b := t.base()
 		b.waiters--
-		if b.waiters == 0 && !b.kept && !isClosed(b.done) {
-			b.end(errStopped)
+		if b.waiters == 0 && !b.pinned && !isClosed(b.done) {
+			b.endLocked(errStopped)
 			abandoned = append(abandoned, t)
 		}
 	}
@@ -162,7 +162,7 @@ func (r *registry[K, T]) end(cause error, ts ...T) {
 	defer r.mu.Unlock()
 	for _, t := range ts {
 		if b := t.base(); b.failed == nil {
-			b.end(cause)
+			b.endLocked(cause)
 			continue
 		}
 		maps.DeleteFunc(r.tasks, func(_ K, other T) bool { return other == t })

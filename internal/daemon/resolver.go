@@ -48,8 +48,8 @@ func (h *hostNetwork) listenLoopback() (*loopback, error) {
 	return b, nil
 }
 
-// serveLoopback starts the resolver on the loopback sockets unless it runs; h.mu is held.
-func (h *hostNetwork) serveLoopback() {
+// serveLoopbackLocked starts the resolver on the loopback sockets unless it runs.
+func (h *hostNetwork) serveLoopbackLocked() {
 	b := h.loopback
 	if b.cancel != nil {
 		return
@@ -85,8 +85,8 @@ func listenBoth(ip netip.Addr) (net.PacketConn, net.Listener, error) {
 	return nil, nil, fmt.Errorf("no port of %s is free for UDP and TCP: %w", ip, err)
 }
 
-// closeLoopback reverses listenLoopback and serveLoopback; h.mu is held.
-func (h *hostNetwork) closeLoopback() {
+// closeLoopbackLocked reverses listenLoopback and serveLoopbackLocked.
+func (h *hostNetwork) closeLoopbackLocked() {
 	b := h.loopback
 	if b == nil {
 		return

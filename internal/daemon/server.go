@@ -87,7 +87,7 @@ func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
 	}
 }
 
-// handleBegin returns a handler for requests that begin a connection or intercepts, and that their client may interrupt.
+// handleBegin returns a handler for requests that begin a connection or intercepts. The client may interrupt them.
 func handleBegin[T any](
 	d *daemon, begin func(ctx context.Context, req T, emit func(api.Event)) error,
 ) http.HandlerFunc {

@@ -26,7 +26,7 @@ type task struct {
 
 	cancel  context.CancelCauseFunc
 	waiters int        // requests that wait for it or need it
-	kept    bool       // it continues without waiters
+	pinned  bool       // it continues without waiters
 	ending  bool       // cancel was called
 	failed  *api.Error // it ended by itself after it had been ready
 }
@@ -84,8 +84,8 @@ func (t *task) cause() error {
 	return t.err
 }
 
-// end cancels the task; the mutex of its registry is held.
-func (t *task) end(cause error) {
+// endLocked cancels the task.
+func (t *task) endLocked(cause error) {
 	t.ending = true
 	t.cancel(cause)
 }
