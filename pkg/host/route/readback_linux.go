@@ -20,11 +20,12 @@ func awaitIPv6(h *netlink.Handle, addrs []netip.Prefix) error {
 			continue
 		}
 		for {
+			late := time.Now().After(deadline) // before it looks, in case this process did not run for a while
 			got, err := h.RouteGet(p.Addr().AsSlice())
 			if err == nil && len(got) > 0 && got[0].Type == unix.RTN_LOCAL {
 				break
 			}
-			if time.Now().After(deadline) {
+			if late {
 				return fmt.Errorf("address %s was set and is not in use after %s (%v, %v)", p, ipv6Timeout, got, err)
 			}
 			time.Sleep(time.Millisecond)
@@ -75,7 +76,10 @@ func (r *Router) probe(h *netlink.Handle, cfg Config) []string {
 	for _, l := range cfg.Links {
 		for _, p := range r.links[l.Name].routes {
 			addr, ok := probeAddr(p, l.Addrs)
-			if left--; left < 0 || !ok {
+			if !ok {
+				continue
+			}
+			if left--; left < 0 {
 				break
 			}
 			got, err := h.RouteGet(addr.AsSlice())

@@ -222,7 +222,10 @@ func TestRouterSeesPolicyRouting(t *testing.T) {
 	testenv.Run(t, "ip rule add prio 100 lookup 52")
 	testenv.Run(t, "ip route add default dev eth0 table 52")
 	newTUN(t, "kubevpn0")
-	applied, err := New().Set(Config{Links: []Link{{Name: "kubevpn0", MTU: 1500, Routes: prefixes("10.96.0.0/16")}}})
+	applied, err := New().Set(Config{Links: []Link{{
+		Name: "kubevpn0", MTU: 1500, Addrs: prefixes("198.19.0.1/32"),
+		Routes: prefixes("198.19.0.1/32", "10.96.0.0/16"), // no packet can test the first one
+	}}})
 	if err != nil {
 		t.Fatal(err)
 	}
