@@ -278,7 +278,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 				return
 			}
 			if l.attachedTo(conn) {
-				l.log.Info("moving", "from", conn.path, "to", l.wantedPath())
+				l.log.Info("moving", "from", conn.path, "to", l.wanted.Load())
 			} else {
 				c.lost(s, l, conn)
 				if time.Since(conn.born) > time.Second {
@@ -288,7 +288,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 				}
 			}
 		}
-		path := l.wantedPath()
+		path := l.wanted.Load()
 		mctx, stop := moving(ctx, l, conn, path)
 		next, err := c.connect(mctx, s, l, path)
 		abandoned := mctx.Err() != nil
@@ -321,11 +321,15 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 
 // awaitChange returns when conn is lost or the link has to move to another transport, or the session or ctx ends.
 func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
-	for l.wantedPath() == conn.path {
+	for {
+		wanted, changed := l.wanted.Get()
+		if wanted != conn.path {
+			return
+		}
 		select {
 		case <-conn.dead:
 			return
-		case <-l.move:
+		case <-changed:
 		case <-ctx.Done():
 			return
 		case <-l.session.done:
@@ -344,11 +348,12 @@ func moving(ctx context.Context, l *link, from *linkConn, to path) (context.Cont
 	go func() {
 		defer cancel()
 		for {
+			wanted, changed := l.wanted.Get()
+			if wanted != to {
+				return
+			}
 			select {
-			case <-l.move:
-				if l.wantedPath() != to {
-					return
-				}
+			case <-changed:
 			case <-from.dead:
 				if !errors.Is(from.err, errSuperseded) {
 					return
@@ -377,7 +382,7 @@ func (c *Client) lost(s *Session, l *link, conn *linkConn) {
 		return
 	}
 	if !c.cfg.Forced {
-		l.moveFrom(conn.path)
+		l.giveUp(conn.path)
 	}
 	s.prober.fail(conn.path, conn.err)
 }

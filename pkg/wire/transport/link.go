@@ -56,8 +56,7 @@ type link struct {
 	toSend  sync.Cond // signals the sender: bytes and a conn
 	changed sync.Cond // broadcasts any other change: conn, reading, writing, out.sent, heart.pongSeq, closed
 
-	wanted path          // the transport that the prober chose
-	move   wakeup.Signal // wanted has changed
+	wanted wakeup.Value[path] // the transport that the prober chose; Client.keep moves the link to it
 
 	unread  unread
 	load    load
@@ -115,7 +114,7 @@ type linkConn struct {
 }
 
 func newLink(s *Session, index int) *link {
-	l := &link{session: s, index: index, log: s.log.With("link", index), flight: newFlight(), move: wakeup.NewSignal()}
+	l := &link{session: s, index: index, log: s.log.With("link", index), flight: newFlight()}
 	l.streams.byID, l.streams.nextID = make(map[uint32]*Stream), 1
 	if !s.client {
 		l.streams.nextID = 2

@@ -155,31 +155,13 @@ func (c *Client) newProber(s *Session) *prober {
 	return p
 }
 
-func (l *link) wantedPath() path {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.wanted
-}
-
-// moveTo asks Client.keep to move the link to p.
-func (l *link) moveTo(p path) {
-	l.mu.Lock()
-	l.wanted = p
-	l.mu.Unlock()
-	l.move.Raise()
-}
-
-// moveFrom asks Client.keep to move the link to the fallback if it was asked to use p.
-func (l *link) moveFrom(p path) {
-	l.mu.Lock()
-	was := l.wanted
-	if was == p {
-		l.wanted = fallback
-	}
-	l.mu.Unlock()
-	if was == p {
-		l.move.Raise()
-	}
+// giveUp asks Client.keep to move the link to the fallback if it was asked to use p.
+func (l *link) giveUp(p path) {
+	l.wanted.Update(func(wanted *path) {
+		if *wanted == p {
+			*wanted = fallback
+		}
+	})
 }
 
 func (l *link) attachedTo(c *linkConn) bool {
@@ -262,7 +244,7 @@ func (s *prober) use(p path) {
 	s.current, s.began = p, time.Now()
 	s.set(p, func(st *PreferredStatus) { st.State, st.Reason = PreferredInUse, nil })
 	for _, l := range s.workers() {
-		l.moveTo(p)
+		l.wanted.Update(func(wanted *path) { *wanted = p })
 	}
 }
 
@@ -271,7 +253,7 @@ func (s *prober) giveUp(err error) {
 	p := s.current
 	if !s.client.cfg.Forced {
 		for _, l := range s.workers() {
-			l.moveFrom(p)
+			l.giveUp(p)
 		}
 	}
 	if r := &s.retries[p]; time.Since(s.began) > goodTime {
