@@ -82,7 +82,7 @@ var layers = map[string]int{
 	"pkg/protocol/dns":         10,
 	"pkg/protocol/interceptor": 10,
 	"pkg/protocol/httpmatch":   0,
-	"pkg/protocol/socks":       0,
+	"pkg/protocol/socks":       10,
 }
 
 // outside are packages that only tests import. The rest of what is not the product is the module in test, which the

@@ -2,6 +2,7 @@ package dns
 
 import (
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -151,11 +152,11 @@ func reversePrefix4(rest string) (netip.Prefix, bool) {
 	n := 0
 	for n < 4 && rest != "" {
 		label := cutLast(&rest)
-		v, ok := decimalByte(label)
-		if !ok {
+		v, err := strconv.ParseUint(label, 10, 8)
+		if err != nil || len(label) > 1 && label[0] == '0' {
 			break
 		}
-		a[n] = v
+		a[n] = byte(v)
 		n++
 	}
 	return netip.PrefixFrom(netip.AddrFrom4(a), 8*n), n > 0
@@ -185,18 +186,4 @@ func cutLast(rest *string) string {
 	label := (*rest)[i+1:]
 	*rest = (*rest)[:max(i, 0)]
 	return label
-}
-
-func decimalByte(label string) (byte, bool) {
-	if label == "" || len(label) > 3 || len(label) > 1 && label[0] == '0' {
-		return 0, false
-	}
-	v := 0
-	for i := range len(label) {
-		if label[i] < '0' || label[i] > '9' {
-			return 0, false
-		}
-		v = 10*v + int(label[i]-'0')
-	}
-	return byte(v), v <= 255
 }

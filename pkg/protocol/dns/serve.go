@@ -10,7 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
+
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -135,32 +138,21 @@ func passing(ctx context.Context, err error, failures *int) error {
 	if errors.Is(err, net.ErrClosed) || *failures > maxFailures {
 		return err
 	}
-	t := time.NewTimer(time.Duration(*failures) * time.Millisecond)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
+	wakeup.Pause(ctx, time.Duration(*failures)*time.Millisecond)
 	return nil
 }
 
-// serveListener accepts TCP connections.
+// serveListener accepts TCP connections, at most tcpConns at a time.
 func (r *Resolver) serveListener(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	slots := make(chan struct{}, tcpConns)
+	l = netutil.LimitListener(l, tcpConns)
 	failures := 0
 	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return nil
-		}
 		c, err := l.Accept()
 		if err != nil {
-			<-slots
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -170,10 +162,7 @@ func (r *Resolver) serveListener(ctx context.Context, l net.Listener) error {
 			continue
 		}
 		failures = 0
-		wg.Go(func() {
-			defer func() { <-slots }()
-			r.serveConn(ctx, c)
-		})
+		wg.Go(func() { r.serveConn(ctx, c) })
 	}
 }
 

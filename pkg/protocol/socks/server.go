@@ -15,6 +15,7 @@
 package socks
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -26,6 +27,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -98,7 +101,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			return err
 		case err != nil:
 			s.log.Warn("accepting a client of the proxy", "err", err)
-			pause(ctx, acceptPause)
+			wakeup.Pause(ctx, acceptPause)
 			continue
 		}
 		select {
@@ -115,16 +118,6 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// pause returns after d, or when ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
-
 // serveConn serves one conn until it ends, and closes it.
 func (s *Server) serveConn(ctx context.Context, conn net.Conn, web *handover) {
 	c := &clientConn{Conn: conn, closed: make(chan struct{})}
@@ -133,15 +126,17 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn, web *handover) {
 	if err := c.SetReadDeadline(time.Now().Add(s.handshake)); err != nil {
 		return
 	}
-	if _, err := io.ReadFull(conn, c.first[:]); err != nil {
+	first := make([]byte, 1)
+	if _, err := io.ReadFull(conn, first); err != nil {
 		return
 	}
-	if c.first[0] == version5 {
+	if first[0] == version5 {
 		if err := s.serveSOCKS(ctx, c.Conn); err != nil {
 			s.log.Debug("a client of the proxy", "client", conn.RemoteAddr(), "err", err)
 		}
 		return
 	}
+	c.from = io.MultiReader(bytes.NewReader(first), conn)
 	if web.give(ctx, c) {
 		<-c.closed
 	}
@@ -166,19 +161,12 @@ func (s *Server) dial(ctx context.Context, network, address string) (net.Conn, e
 // clientConn is a conn whose first byte has been read. The HTTP server reads it again.
 type clientConn struct {
 	net.Conn
-	first  [1]byte
-	unread bool // first is the next byte to read; the reader of the conn alone uses it
+	from   io.Reader // the first byte, and then those of Conn
 	once   sync.Once
 	closed chan struct{}
 }
 
-func (c *clientConn) Read(p []byte) (int, error) {
-	if c.unread && len(p) > 0 {
-		c.unread = false
-		return copy(p, c.first[:]), nil
-	}
-	return c.Conn.Read(p)
-}
+func (c *clientConn) Read(p []byte) (int, error) { return c.from.Read(p) }
 
 func (c *clientConn) CloseWrite() error { return closeWrite(c.Conn) }
 
@@ -204,7 +192,6 @@ func newHandover(addr net.Addr) *handover {
 
 // give passes a conn to Accept. It returns false if the listener or ctx has ended.
 func (h *handover) give(ctx context.Context, c *clientConn) bool {
-	c.unread = true
 	select {
 	case h.conns <- c:
 		return true

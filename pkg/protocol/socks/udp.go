@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -75,7 +77,7 @@ func (a *association) read(ctx context.Context) {
 			return
 		}
 		if err != nil { // on Windows, because the client refused a datagram
-			pause(ctx, time.Millisecond)
+			wakeup.Pause(ctx, time.Millisecond)
 			continue
 		}
 		if !a.isClient(from) {
