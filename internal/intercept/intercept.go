@@ -33,9 +33,9 @@ const (
 
 	// firstPodTimeout is how long the intercept waits for one of the first pods before it tries the next one.
 	firstPodTimeout = 20 * time.Second
-	// podTimeout is how long Begun waits for a pod that runs.
+	// podTimeout is how long interceptFirst waits for a pod that runs.
 	podTimeout = 10 * time.Second
-	// beginTimeout is how long Begun waits for the other pods after the first one is intercepted.
+	// beginTimeout is how long waitForPods waits for the other pods after the first one is intercepted.
 	beginTimeout = 20 * time.Second
 
 	// ownClaimTimeout is how long a claim waits for an overlapping one of the same key: agents notice within deadAfter
@@ -122,7 +122,7 @@ type Intercept struct {
 	othersAllowed chan struct{}  // closed when all pods may be intercepted
 	slots         chan struct{}  // semaphore of maxAdding
 	reset         chan error     // buffer 1: somebody has removed all intercepts of the workload
-	recorded      bool           // the API server has accepted an Event about the begin; set by run
+	eventSent     bool           // the API server has accepted an Event about the begin; set by run
 	running       sync.WaitGroup // the podIntercepts' goroutines
 
 	podSet
@@ -219,7 +219,7 @@ func (i *Intercept) run(ctx, life context.Context) error {
 		if err := i.begin(gctx); err != nil {
 			return err
 		}
-		i.recorded = i.recorder().Record(gctx, "InterceptBegan", "intercepts requests of %s", i.workload)
+		i.eventSent = i.events().Record(gctx, "InterceptBegan", "intercepts requests of %s", i.workload)
 		return nil
 	})
 	g.Go(func() error { return i.watchTemplate(gctx) })
@@ -416,12 +416,12 @@ func (i *Intercept) interceptFirst(ctx context.Context) (*podIntercept, error) {
 
 // waitForPod waits until the pod is intercepted, an attempt fails (cause is its error), or the pod no longer exists.
 func (i *Intercept) waitForPod(ctx context.Context, c *podIntercept) (intercepted bool, cause error) {
-	timeout := firstPodTimeout
+	timeout, warned := firstPodTimeout, false
 	for {
 		bounded, cancel := context.WithTimeout(ctx, timeout)
 		var waitsForOwn bool
 		err := i.await(bounded, func() bool {
-			waitsForOwn = c.waitsForOwnClaim() && timeout == firstPodTimeout
+			waitsForOwn = c.waitsForOwnClaim() && !warned
 			return c.phase == verified || c.failed != nil || i.byUID[c.pod.UID] != c || waitsForOwn
 		})
 		cancel()
@@ -439,7 +439,7 @@ func (i *Intercept) waitForPod(ctx context.Context, c *podIntercept) (intercepte
 		}
 		i.warn("your other intercept already receives these requests; waiting until the agent notices that its " +
 			"daemon was killed")
-		timeout = ownClaimTimeout
+		timeout, warned = ownClaimTimeout, true
 	}
 }
 
@@ -500,9 +500,9 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 	for _, c := range pods {
 		releases.Go(func() { c.release(bounded) })
 	}
-	if i.recorded {
+	if i.eventSent {
 		releases.Go(func() {
-			i.recorder().Record(bounded, "InterceptEnded", "no longer intercepts requests of %s", i.workload)
+			i.events().Record(bounded, "InterceptEnded", "no longer intercepts requests of %s", i.workload)
 		})
 	}
 	releases.Wait()
@@ -516,8 +516,8 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 	}
 }
 
-// recorder returns a Recorder of Events, which all users of the namespace can read. So they do not contain the match.
-func (i *Intercept) recorder() workloads.Recorder {
+// events returns a Recorder of Events, which all users of the namespace can read. So they do not contain the match.
+func (i *Intercept) events() workloads.Recorder {
 	return workloads.Recorder{Kube: i.pods.Kube(), Logger: i.log, Workload: i.workload, Owner: i.cfg.Owner}
 }
 

@@ -24,9 +24,9 @@ const (
 	heartbeat = time.Second     // the agent uses the same
 	deadAfter = 3 * time.Second // without an answer, the session closes its conn; the agent uses the same
 
-	// directTimeout is how long a dial through the session may take before a port-forward is tried: a NetworkPolicy may
+	// managerTimeout is how long a dial through the manager may take before a port-forward is tried: a NetworkPolicy may
 	// drop the traffic manager's packets.
-	directTimeout    = 2 * time.Second
+	managerTimeout   = 2 * time.Second
 	agentDialTimeout = 10 * time.Second // for both dials, one after the other, with TLS
 
 	maxReport = 1 << 20 // bytes of one report, which lists every claim of the pod
@@ -38,11 +38,11 @@ const (
 // dialFunc opens a connection to one port.
 type dialFunc func(context.Context) (net.Conn, error)
 
-// dialAgent dials the agent with direct, and with forward if that fails.
-func dialAgent(ctx context.Context, config *tls.Config, direct, forward dialFunc) (net.Conn, error) {
-	attempt, cancel := context.WithTimeout(ctx, directTimeout)
+// dialAgent dials the agent with throughManager, and with forward if that fails.
+func dialAgent(ctx context.Context, config *tls.Config, throughManager, forward dialFunc) (net.Conn, error) {
+	attempt, cancel := context.WithTimeout(ctx, managerTimeout)
 	defer cancel()
-	conn, first := dialTLS(attempt, config, direct)
+	conn, first := dialTLS(attempt, config, throughManager)
 	if first == nil {
 		return conn, nil
 	}
@@ -96,8 +96,10 @@ type link struct {
 	about  api.Exchange // the fields of the exchanges that the laptop knows
 	serve  func(context.Context, *transport.Session)
 	budget *transport.Budget      // for the streams that serve accepts
-	change func(func(*linkState)) // changes the linkState; calls do not overlap
-	log    *slog.Logger
+	change func(func(*linkState)) // changes the linkState; calls of change and answered do not overlap
+	// answered changes the linkState when the agent has accepted the claim or, with an error, rejected it.
+	answered func(rejection *api.Error)
+	log      *slog.Logger
 
 	mu           sync.Mutex
 	conversation *conversation // nil: none
@@ -110,7 +112,6 @@ type linkState struct {
 	attached bool
 	claimed  bool
 	err      error // why it is not attached, or not claimed
-	rejected bool  // the agent has just rejected the claim, with err
 	recorder recorderState
 	reset    *api.Error      // somebody has removed all intercepts of the pod
 	state    *api.AgentState // the latest report
@@ -224,14 +225,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 		if leaving {
 			return
 		}
-		_, err := c.ask(ctx, api.AgentOrder{Claim: &claim}, func(rejected *api.Error) {
-			l.change(func(st *linkState) {
-				st.claimed, st.rejected, st.err = rejected == nil, rejected != nil, nil
-				if rejected != nil {
-					st.err = rejected
-				}
-			})
-		})
+		_, err := c.ask(ctx, api.AgentOrder{Claim: &claim}, l.answered)
 		if ctx.Err() != nil || errors.Is(err, errNotConnected) {
 			return
 		}
@@ -297,8 +291,8 @@ type conversation struct {
 
 // waiter waits for an answer.
 type waiter struct {
-	answer chan api.AgentReport // closed without a value if the conversation ends first
-	first  func(*api.Error)     // called before the next report is read
+	answer           chan api.AgentReport // closed without a value if the conversation ends first
+	beforeNextReport func(*api.Error)
 }
 
 // startConversation opens the control stream and sends hello. The caller closes the control stream.
@@ -321,9 +315,9 @@ func (c *conversation) order(ctx context.Context, o api.AgentOrder) (api.AgentRe
 	return c.ask(ctx, o, func(*api.Error) {})
 }
 
-// ask is order, but calls first with the answer's error before follow reads the next report.
+// ask is order, but calls beforeNextReport with the answer's error before follow reads the next report.
 func (c *conversation) ask(ctx context.Context, o api.AgentOrder,
-	first func(*api.Error)) (report api.AgentReport, err error) {
+	beforeNextReport func(*api.Error)) (report api.AgentReport, err error) {
 	answer := make(chan api.AgentReport, 1)
 	c.mu.Lock()
 	if c.waiting == nil {
@@ -332,7 +326,7 @@ func (c *conversation) ask(ctx context.Context, o api.AgentOrder,
 	}
 	c.last++
 	o.ID = c.last
-	c.waiting[o.ID] = waiter{answer, first}
+	c.waiting[o.ID] = waiter{answer, beforeNextReport}
 	err = c.out.Encode(o)
 	c.mu.Unlock()
 	if err != nil {
@@ -382,7 +376,7 @@ func (c *conversation) answer(r api.AgentReport) {
 	delete(c.waiting, r.ID)
 	c.mu.Unlock()
 	if ok {
-		w.first(r.Error)
+		w.beforeNextReport(r.Error)
 		w.answer <- r
 	}
 }

@@ -52,13 +52,14 @@ func (p phase) String() string {
 
 // podIntercept intercepts one pod. It makes one attempt after the other:
 //
-//	┌─▶ waiting ─▶ adding ─▶ starting ─▶ linking ─▶ verified    only now requests come here
-//	│                           │           │         │
-//	│                           │           │         ├─ another agent becomes the leader: new link, still verified
-//	│                           │           │         │
-//	├── replacing ◀─────────────┴───────────┴─────────┤         an existing agent is ending
-//	│                                                 │
-//	└── a backoff ◀───────────────────────────────────┘         any phase: a step failed, or the agent has ended
+//	            add      attempt    newLink    verify
+//	┌─▶ waiting ───▶ adding ───▶ starting ───▶ linking ───▶ verified    only now requests come here
+//	│                               │             │            │
+//	│                               │             │            ├─ newLink: another agent is the leader; still verified
+//	│                               │             │            │
+//	├── replacing ◀─────────────────┴─────────────┴────────────┤        applyLinkState, ended: an existing agent is ending
+//	│                                                          │
+//	└── a backoff ◀────────────────────────────────────────────┘        ended, in any phase: a step failed, or the agent ended
 //
 // run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a link to the leader, verify
 // sends the probes, and watchEnding ends the attempt. They end together.
@@ -384,11 +385,20 @@ func (c *podIntercept) newLink(g api.AgentInfo) *link {
 			return c.i.pods.DialPod(ctx, c.i.cfg.Namespace, c.name, g.Port)
 		})
 	}
-	l.change = func(change func(*linkState)) {
+	update := func(rejection *api.Error, change func(*linkState)) {
 		c.set(func() {
 			if c.link == l {
 				change(&c.linked)
-				c.applyLinkState()
+				c.applyLinkState(rejection)
+			}
+		})
+	}
+	l.change = func(change func(*linkState)) { update(nil, change) }
+	l.answered = func(rejection *api.Error) {
+		update(rejection, func(st *linkState) {
+			st.claimed, st.err = rejection == nil, nil
+			if rejection != nil {
+				st.err = rejection
 			}
 		})
 	}
@@ -410,19 +420,19 @@ func (c *podIntercept) address(port uint16) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr, port), nil
 }
 
-// applyLinkState updates the podIntercept from linked. The caller holds i.mu.
-func (c *podIntercept) applyLinkState() {
+// applyLinkState updates the podIntercept from linked. rejection is the agent's answer if it has just rejected the
+// claim; else nil. The caller holds i.mu.
+func (c *podIntercept) applyLinkState(rejection *api.Error) {
 	if c.active() {
 		c.failed = nil
 	}
 	// The link claims again after a rejection. The agent reports its claims separately from its answer, possibly later.
 	switch {
-	case c.linked.rejected && api.AsError(c.linked.err).Code == api.ExitLost && c.i.rollout == nil:
+	case rejection != nil && rejection.Code == api.ExitLost && c.i.rollout == nil:
 		c.phase = replacing
-	case c.linked.rejected && c.linked.state != nil && !c.waitsForOwnClaim():
-		c.failed = c.linked.err
+	case rejection != nil && c.linked.state != nil && !c.waitsForOwnClaim():
+		c.failed = rejection
 	}
-	c.linked.rejected = false
 	if c.linked.reset != nil {
 		select {
 		case c.i.reset <- c.linked.reset:
@@ -468,7 +478,7 @@ func (c *podIntercept) verify(ctx context.Context) error {
 	return nil
 }
 
-// release releases the claim, or ends the attempt if there is no link.
+// release releases the claim, or stops intercepting the pod if there is no link.
 func (c *podIntercept) release(ctx context.Context) {
 	c.i.mu.Lock()
 	l := c.link

@@ -42,10 +42,13 @@ type records struct {
 	ring      []*api.Exchange
 	first     uint64 // number of ring[0]
 	bytes     int
-	dropped   uint64        // by agents
-	followers map[*int]bool // keys: the bytes of a body that a follower reads
+	dropped   uint64 // by agents
+	followers map[*follower]struct{}
 	changed   wakeup.Broadcast
 }
+
+// follower reads exchanges.
+type follower struct{ body int } // bytes to record of each body
 
 // recordOptions tells the links how their agents must record.
 type recordOptions struct {
@@ -55,7 +58,7 @@ type recordOptions struct {
 }
 
 func newRecords(keep int) *records {
-	r := &records{keep: min(max(keep, 0), api.MaxKept), followers: make(map[*int]bool)}
+	r := &records{keep: min(max(keep, 0), api.MaxKept), followers: make(map[*follower]struct{})}
 	r.update()
 	return r
 }
@@ -63,8 +66,8 @@ func newRecords(keep int) *records {
 // update sets the options. Call with mu held.
 func (r *records) update() {
 	now := recordOptions{on: r.keep > 0 || len(r.followers) > 0}
-	for body := range r.followers {
-		now.body = max(now.body, *body)
+	for f := range r.followers {
+		now.body = max(now.body, f.body)
 	}
 	r.options.Update(func(o *recordOptions) {
 		if now.turn = o.turn; now.on && !o.on {
@@ -82,12 +85,13 @@ func (r *records) update() {
 func (r *records) join(body int) (leave func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.followers[&body] = true
+	f := &follower{body}
+	r.followers[f] = struct{}{}
 	r.update()
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.followers, &body)
+		delete(r.followers, f)
 		r.update()
 	}
 }

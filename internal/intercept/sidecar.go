@@ -164,8 +164,10 @@ func sidecarPort(spec corev1.PodSpec, c corev1.Container, port workloads.Port,
 	const first, last = 10000, 65535 // unprivileged ports that applications seldom use
 	listen = first + port.Port%(last-first)
 	for taken[listen] {
-		if listen++; listen < first {
+		if listen == last {
 			listen = first
+		} else {
+			listen++
 		}
 	}
 	return name, listen
