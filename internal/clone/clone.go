@@ -151,13 +151,6 @@ func (c *Clone) Run(ctx context.Context) error {
 		return nil // not a *api.Error that is nil
 	}
 	c.change(func(s *api.Clone) { s.State = api.CloneFailed })
-	return c.explained(err)
-}
-
-func (c *Clone) explained(err error) *api.Error {
-	if said := (*api.Error)(nil); errors.As(err, &said) {
-		return said
-	}
 	return c.cfg.Cluster.Explain(err)
 }
 

@@ -73,6 +73,9 @@ func (w *world) Workload(context.Context, string, string) (*workloads.Workload, 
 }
 func (w *world) Kube() kubernetes.Interface { return w.kube }
 func (w *world) Explain(err error) *api.Error {
+	if said := (*api.Error)(nil); errors.As(err, &said) {
+		return said
+	}
 	return api.Errorf(api.ExitUnexpected, "explained: %w", err)
 }
 func (w *world) DialExec(_, pod, _ string, command []string) net.Conn { return w.dial(pod, command) }

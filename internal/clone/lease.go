@@ -161,7 +161,7 @@ func (c *Clone) setRenewalError(err error) {
 	defer c.mu.Unlock()
 	c.unrenewed = ""
 	if err != nil {
-		c.unrenewed = c.explained(err).Message
+		c.unrenewed = c.cfg.Cluster.Explain(err).Message
 	}
 }
 
