@@ -109,13 +109,13 @@ type Intercept struct {
 	pods     pods
 	target   wakeup.Value[*api.ClonePods] // of the requests: a clone's pods, immutable; nil: this laptop
 	records  *records
-	claim    api.ClaimOrder // the same for every pod; readWorkload sets the ports
+	claim    api.ClaimOrder // the same for every pod; read and rollOut set the ports
 
 	objects dynamic.Interface
 
 	subject          // set by read
 	server  *server  // set by read
-	rollout *rollout // set by chooseMode: the change of the template; nil: the agents are ephemeral containers
+	rollout *rollout // set by rollOut: the change of the template; nil: the agents are ephemeral containers
 
 	begun         chan struct{}
 	modeChosen    chan struct{}  // closed by begin

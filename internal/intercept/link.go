@@ -24,8 +24,8 @@ const (
 	heartbeat = time.Second     // the agent uses the same
 	deadAfter = 3 * time.Second // without an answer, the session closes its conn; the agent uses the same
 
-	// managerTimeout is how long a dial through the manager may take before a port-forward is tried: a NetworkPolicy may
-	// drop the traffic manager's packets.
+	// managerTimeout is how long a dial through the manager may take before a port-forward is tried: a NetworkPolicy
+	// may drop the traffic manager's packets.
 	managerTimeout   = 2 * time.Second
 	agentDialTimeout = 10 * time.Second // for both dials, one after the other, with TLS
 
