@@ -27,6 +27,7 @@ func main() {
 		Version:       version.Full(),
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return api.Errorf(api.ExitUsage, "%w", err) })
 	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand(), trip.NewCommand())
 	root.AddCommand(supervisor.NewCommands()...)
 	if err := root.ExecuteContext(context.Background()); err != nil {

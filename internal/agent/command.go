@@ -20,8 +20,8 @@ import (
 
 // options are the command's flags and environment.
 type options struct {
-	log              string
 	listen           []string
+	level            slog.Level
 	owner, ownerName string
 	podIPs           string
 	infoPort         string
@@ -62,22 +62,18 @@ as well, for a minute.`,
 	f := cmd.Flags()
 	f.StringSliceVar(&o.listen, "listen", nil,
 		"[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the port on which to listen for it")
-	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
+	f.TextVar(&o.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return cmd
 }
 
 func run(ctx context.Context, o options) error {
 	footprint.HalveProcessors()
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.log)); err != nil {
-		return api.Errorf(api.ExitUsage, "--log-level: %w", err)
-	}
 	if o.owner == "" {
 		return api.Errorf(api.ExitUsage, "set $%s to the hash of the owner's public key", api.AgentOwnerVariable)
 	}
 	cfg := Config{
 		Owner: o.owner, OwnerName: o.ownerName, Socket: api.AgentSocket, Output: os.Stdout,
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.level})),
 	}
 	var err error
 	if o.infoPort != "" {
@@ -85,7 +81,7 @@ func run(ctx context.Context, o options) error {
 			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentInfoPortVariable, err)
 		}
 	}
-	if cfg.PodIPs, err = parseAddrs(o.podIPs); err != nil {
+	if cfg.PodIPs, err = podIPs(o.podIPs); err != nil {
 		return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentAddressesVariable, err)
 	}
 	for _, text := range o.listen {
@@ -98,17 +94,13 @@ func run(ctx context.Context, o options) error {
 	return New(cfg).Run(ctx)
 }
 
-// parseAddrs parses addresses that commas separate.
-func parseAddrs(text string) ([]netip.Addr, error) {
-	var ips []netip.Addr
-	for word := range strings.SplitSeq(text, ",") {
-		ip, err := netip.ParseAddr(strings.TrimSpace(word))
-		if err != nil {
-			return nil, err
-		}
-		ips = append(ips, ip.Unmap())
+// podIPs parses the addresses of the pod. It has one at least.
+func podIPs(text string) ([]netip.Addr, error) {
+	ips, err := api.ParseAddrs(text)
+	if err == nil && len(ips) == 0 {
+		err = errors.New("no address")
 	}
-	return ips, nil
+	return ips, err
 }
 
 // parseListen reads "[tcp/|udp/]PORT:LISTEN".

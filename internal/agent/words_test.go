@@ -68,13 +68,13 @@ func TestParseListenRejectsInvalidValues(t *testing.T) {
 }
 
 func TestAddrsRejectInvalidAddresses(t *testing.T) {
-	got, err := parseAddrs("10.0.0.9, fd00::9,::ffff:10.0.0.10")
+	got, err := podIPs("10.0.0.9, fd00::9,::ffff:10.0.0.10")
 	want := []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::9"), netip.MustParseAddr("10.0.0.10")}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
 	for _, text := range []string{"10.0.0.9,x", ""} {
-		if got, err := parseAddrs(text); err == nil {
+		if got, err := podIPs(text); err == nil {
 			t.Errorf("%q: %v", text, got)
 		}
 	}

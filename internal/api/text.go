@@ -2,6 +2,7 @@ package api
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"unicode"
 )
@@ -19,6 +20,22 @@ func Clean(s string) string {
 		}
 		return r
 	}, s)
+}
+
+// ParseAddrs parses comma-separated IP addresses. It converts IPv4-mapped ones to IPv4.
+func ParseAddrs(text string) ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	for word := range strings.SplitSeq(text, ",") {
+		if word = strings.TrimSpace(word); word == "" {
+			continue
+		}
+		addr, err := netip.ParseAddr(word)
+		if err != nil {
+			return nil, err
+		}
+		addrs = append(addrs, addr.Unmap())
+	}
+	return addrs, nil
 }
 
 // OneLine replaces each run of white space, line ends among them, by one space.

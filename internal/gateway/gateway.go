@@ -25,13 +25,11 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-
-	"kubevpn/internal/api"
 )
 
 // NewCommand returns `traffic gateway`.
 func NewCommand() *cobra.Command {
-	var level string
+	var level slog.Level
 	cmd := &cobra.Command{
 		Use:   "gateway",
 		Short: "Create the TUN device of the traffic manager's pod",
@@ -48,15 +46,11 @@ NET_RAW, and changes nothing outside the pod.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var l slog.Level
-			if err := l.UnmarshalText([]byte(level)); err != nil {
-				return api.Errorf(api.ExitUsage, "--log-level: %w", err)
-			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return run(ctx, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})))
+			return run(ctx, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})))
 		},
 	}
-	cmd.Flags().StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	cmd.Flags().TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return cmd
 }

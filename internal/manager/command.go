@@ -2,15 +2,12 @@ package manager
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -24,7 +21,8 @@ import (
 // Deployment fills from the downward API.
 type options struct {
 	Config
-	podIP, account, log string
+	podIP, account string
+	level          slog.Level
 }
 
 // NewCommand returns `traffic manager`.
@@ -68,16 +66,12 @@ capability.`,
 		"file in which the kubelet names the cluster DNS servers")
 	f.StringVar(&o.account, "service-account", serviceAccountDir,
 		"directory of the service account's token and ca.crt; without a token there is no API access")
-	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
+	f.TextVar(&o.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return cmd
 }
 
 func run(ctx context.Context, o options) error {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.log)); err != nil {
-		return api.Errorf(api.ExitUsage, "--log-level: %w", err)
-	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.level}))
 	klog.SetSlogLogger(log.With("from", "client-go"))
 	// The manager allocates little per byte carried (buffers are pooled), so a small heap costs little time: half
 	// as much garbage as Go's default keeps it well under 40 MB. The Deployment sets GOMEMLIMIT, below the container's
@@ -90,7 +84,7 @@ func run(ctx context.Context, o options) error {
 			return api.Errorf(api.ExitUsage, "--watch-namespaces: %q is not the name of a namespace", ns)
 		}
 	}
-	pod, err := parseAddrs(o.podIP)
+	pod, err := api.ParseAddrs(o.podIP)
 	if err != nil {
 		return api.Errorf(api.ExitUsage, "--pod-ip: %w", err)
 	}
@@ -101,19 +95,4 @@ func run(ctx context.Context, o options) error {
 	o.Kube, o.APIServer, o.PodIPs = kube, apiServerVIP(os.Getenv), pod
 	o.GatewaySocket, o.Logger = api.GatewaySocket, log
 	return New(o.Config).Run(ctx)
-}
-
-func parseAddrs(text string) ([]netip.Addr, error) {
-	var addrs []netip.Addr
-	for word := range strings.SplitSeq(text, ",") {
-		if word = strings.TrimSpace(word); word == "" {
-			continue
-		}
-		addr, err := netip.ParseAddr(word)
-		if err != nil {
-			return nil, fmt.Errorf("parsing %q: %w", word, err)
-		}
-		addrs = append(addrs, addr.Unmap())
-	}
-	return addrs, nil
 }
