@@ -28,7 +28,7 @@ func listenGateways(ctx context.Context, name string) (net.Listener, error) {
 }
 
 // serveGateway uses the gateway's device until conn ends. It owns conn. It returns nil when the gateway or ctx ended
-// the connection. It is one function because its many deferred calls must run in this order.
+// the connection. Its deferred calls must run in this order.
 func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	var others sync.WaitGroup
 	defer others.Wait()
@@ -59,16 +59,10 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 		}
 	})
 
-	in := &rights{conn: socket}
+	in := &descriptorReader{conn: socket}
 	defer in.close()
 	lines := api.NewLines(in, maxGatewayLine)
-	conn.SetReadDeadline(time.Now().Add(setupTimeout))
-	about, err := nextGateway(lines)
-	if err != nil {
-		return err
-	}
-	conn.SetReadDeadline(time.Time{})
-	device, err := adopt(in.take(), about.MTU)
+	device, about, err := receiveDevice(in, lines)
 	if err != nil {
 		return err
 	}
@@ -91,6 +85,18 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 		in.close() // only the first line may carry a descriptor
 		m.router.attach(&gateway{device: device, about: *about})
 	}
+}
+
+// receiveDevice reads the gateway's first line, which comes with the descriptor of its device.
+func receiveDevice(in *descriptorReader, lines *api.Lines) (tun.Device, *api.Gateway, error) {
+	in.conn.SetReadDeadline(time.Now().Add(setupTimeout))
+	about, err := nextGateway(lines)
+	if err != nil {
+		return nil, nil, err
+	}
+	in.conn.SetReadDeadline(time.Time{})
+	device, err := adopt(in.take(), about.MTU)
+	return device, about, err
 }
 
 // fromRoot returns an error unless the other end is a process of uid 0, because a gateway passes packets to the pod's
@@ -141,13 +147,13 @@ func adopt(f *os.File, mtu int) (tun.Device, error) {
 	return tun.Adopt(f, request.Name(), mtu)
 }
 
-// rights reads bytes from a unix socket, and the descriptors that come with them.
-type rights struct {
+// descriptorReader reads bytes from a unix socket, and the descriptors that come with them.
+type descriptorReader struct {
 	conn  *net.UnixConn
 	files []*os.File
 }
 
-func (r *rights) Read(p []byte) (int, error) {
+func (r *descriptorReader) Read(p []byte) (int, error) {
 	control := make([]byte, unix.CmsgSpace(4*16))
 	n, cn, _, _, err := r.conn.ReadMsgUnix(p, control)
 	if cn > 0 {
@@ -161,7 +167,7 @@ func (r *rights) Read(p []byte) (int, error) {
 }
 
 // take returns the first descriptor, or nil, and closes the others. The caller owns the result.
-func (r *rights) take() *os.File {
+func (r *descriptorReader) take() *os.File {
 	if len(r.files) == 0 {
 		return nil
 	}
@@ -171,7 +177,7 @@ func (r *rights) take() *os.File {
 	return f
 }
 
-func (r *rights) close() {
+func (r *descriptorReader) close() {
 	for _, f := range r.files {
 		f.Close()
 	}
