@@ -93,8 +93,8 @@ func New(cfg Config) *Manager {
 	m.router = newRouter(m.filter.allowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
 		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
-		cluster: c, balancer: m.dialer.balancer, notices: m.notices, rights: m.watcher.state,
-		vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poked.Raise, guard: m.filter.hosts.Store,
+		cluster: c, balancer: m.dialer.balancer, notices: m.notices, watcher: m.watcher,
+		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter,
 		ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
 	}
 	m.dialer.inRange = m.inServiceRange

@@ -26,14 +26,14 @@ type publisher struct {
 	cluster  *cluster
 	balancer *balancer.Balancer
 	notices  *wakeup.Value[*notice] // the latest, for all control streams; a slow reader skips some and blocks nobody
-	rights   func() (missing []string, ready bool)
+	watcher  *watcher
+	pods     *podReader // looks for new blocks of pods
+	router   *router    // knows the inner networks and the gateway
+	filter   *filter    // receives the addresses of nodes and the API server
 	dns      dnsConfig
 	vip      netip.AddrPort // of the API server, from the pod's environment
 	noEcho   bool           // ICMP echo sockets are not permitted
 	self     self
-	readPods func()                  // makes the podReader look for new blocks
-	inner    func(*api.ManagerState) // sets the inner networks and the gateway
-	guard    func(*hostAddrs)        // receives the addresses of nodes and the API server
 
 	mu       sync.Mutex
 	sessions map[*transport.Session]struct{}
@@ -197,7 +197,7 @@ func (p *publisher) setName(name balancer.Name, exists bool, records uint64) {
 
 // post publishes a new notice.
 func (p *publisher) post() {
-	missing, ready := p.rights()
+	missing, ready := p.watcher.state()
 	n := &notice{state: api.ManagerState{
 		DNSServers: p.dns.servers, DNSDomain: p.dns.domain,
 		Missing: slices.Clone(missing), Sessions: p.laptops(), ResolvesVIPs: len(p.resolving) > 0,
@@ -211,7 +211,7 @@ func (p *publisher) post() {
 	p.cluster.mu.Lock()
 	ready = ready && len(p.cluster.dirty) == 0 && slices.Equal(p.resolving, p.cluster.resolving())
 	if ready {
-		p.readPods()
+		p.pods.poked.Raise()
 	}
 	if settled := ready || p.isReady(); p.cluster.needsCIDRs || settled != p.settled {
 		p.cluster.needsCIDRs, p.settled = false, settled
@@ -221,7 +221,7 @@ func (p *publisher) post() {
 	}
 	if p.cluster.needsHosts {
 		p.cluster.needsHosts = false
-		p.guard(p.cluster.hostAddrs())
+		p.filter.hosts.Store(p.cluster.hostAddrs())
 	}
 	n.state.PodCIDRs, n.state.ServiceCIDRs, n.state.Ignored = p.found.pods, p.found.services, p.found.ignored
 	n.state.StatedPodCIDRs, n.state.StatedServiceCIDRs = p.found.statedPods, p.found.statedServices
@@ -230,7 +230,7 @@ func (p *publisher) post() {
 	}
 	n.state.Direct = p.cluster.direct(p.self)
 	ready = ready && p.cluster.podsRead
-	p.inner(&n.state)
+	p.router.describe(&n.state)
 	p.probes(&n.state)
 	if p.cluster.knows(services) {
 		n.names, n.records = p.snapshot(), p.records
