@@ -61,24 +61,24 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	}()
 	// A manager that has just started knows little yet, and should not send that as its state.
 	select {
-	case <-s.m.publisher.ready:
+	case <-s.manager.publisher.ready:
 	case <-time.After(settleTime):
 	case <-ctx.Done():
 	}
 	// A ready manager also knows which networks the lease must avoid.
-	lease := s.admit(session, &hello, s.m.around())
+	lease := s.admit(session, &hello, s.manager.around())
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
 	return s.sendNotices(ctx, json.NewEncoder(laptop), lease)
 }
 
 // sendNotices writes notices until the stream ends.
 func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease api.Lease) error {
-	latest, newer := s.m.notices.Get()
+	latest, newer := s.manager.notices.Get()
 	first := *latest
-	first.state.Sessions = s.m.publisher.laptops() // this one may be younger than the notice
-	s.m.router.describe(&first.state)
+	first.state.Sessions = s.manager.publisher.laptops() // this one may be younger than the notice
+	s.manager.router.describe(&first.state)
 	told := &first
-	messages := append([]api.ControlMessage{{Hello: s.m.hello(lease, first.state)}},
+	messages := append([]api.ControlMessage{{Hello: s.manager.hello(lease, first.state)}},
 		changes(&notice{state: first.state}, told)...)
 	for {
 		for _, message := range messages {
@@ -91,7 +91,7 @@ func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease a
 		case <-ctx.Done():
 			return nil
 		}
-		latest, newer = s.m.notices.Get()
+		latest, newer = s.manager.notices.Get()
 		messages = changes(told, latest)
 		told = latest
 	}
@@ -155,5 +155,5 @@ func (s *session) refuse(laptop *transport.Stream, why *api.Error) {
 		laptop.SetReadDeadline(time.Now().Add(farewellTime))
 		io.Copy(io.Discard, laptop) // until the laptop has closed its end
 	}
-	s.s.Close()
+	s.transport.Close()
 }

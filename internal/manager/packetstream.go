@@ -143,7 +143,7 @@ func (s *session) admit(ctx context.Context, hello *api.ClientHello, around []ne
 	s.peer.system.Store(hello.Netstack == api.NetstackSystem)
 	w := leaseRequest{client: hello.Client, keep: hello.Lease, extra: hello.ExtraCIDRs,
 		avoid: append(slices.Clone(hello.Avoid), around...)}
-	lease, begins := s.m.router.admit(s.peer, w, func() *packetlink.Sender {
+	lease, begins := s.manager.router.admit(s.peer, w, func() *packetlink.Sender {
 		return packetlink.NewSender(packetlink.SenderConfig{Open: s.peer.open, GSO: !hello.NoGSO, Logger: s.log})
 	})
 	if begins {

@@ -22,9 +22,9 @@ import (
 //	        ├─ echo: ICMP socket ─ pings           (echo.go)
 //	        └─ IP:   frames ─ router               (packetstream.go, router.go)
 type session struct {
-	m   *Manager
-	s   *transport.Session
-	log *slog.Logger
+	manager   *Manager
+	transport *transport.Session
+	log       *slog.Logger
 
 	peer    *peer
 	buffers buffers
@@ -38,7 +38,7 @@ type session struct {
 
 func (m *Manager) newSession(s *transport.Session) *session {
 	laptop := &session{
-		m: m, s: s, buffers: buffers{session: s}, log: m.log.With("session", s.ID().String()[:8]),
+		manager: m, transport: s, buffers: buffers{session: s}, log: m.log.With("session", s.ID().String()[:8]),
 		identified: make(chan struct{}),
 	}
 	connected := func() bool { return s.Err() == nil && s.Attached() }
@@ -55,18 +55,18 @@ func (m *Manager) newSession(s *transport.Session) *session {
 
 // serve answers the laptop until the session ends.
 func (s *session) serve(ctx context.Context) {
-	s.m.publisher.begin(s.s)
-	defer s.m.publisher.end(s.s)
-	if missing, _ := s.m.watcher.state(); len(missing) > 0 {
-		s.m.watcher.poked.Raise() // an admin may have granted them in the meantime
+	s.manager.publisher.begin(s.transport)
+	defer s.manager.publisher.end(s.transport)
+	if missing, _ := s.manager.watcher.state(); len(missing) > 0 {
+		s.manager.watcher.poked.Raise() // an admin may have granted them in the meantime
 	}
-	if s.m.proxy != nil {
-		defer s.m.proxy.tickets.forget(s.s.ID()) // after all requests for tickets
+	if s.manager.proxy != nil {
+		defer s.manager.proxy.tickets.forget(s.transport.ID()) // after all requests for tickets
 	}
 	defer s.flows.Wait()
-	defer s.m.router.dismiss(s.peer)
+	defer s.manager.router.dismiss(s.peer)
 	for {
-		in, err := s.s.Accept(ctx)
+		in, err := s.transport.Accept(ctx)
 		if err != nil {
 			return // the transport has logged why
 		}
@@ -134,8 +134,8 @@ func (s *session) acceptTCP(ctx context.Context, in *transport.Incoming, gone <-
 		case <-dialCtx.Done():
 		}
 	}()
-	ended := s.m.dialer.counts.began(transport.ProtoTCP)
-	conn, pick, err := s.m.dialer.dialTCP(dialCtx, unmap(in.Dst), s.caller())
+	ended := s.manager.dialer.counts.began(transport.ProtoTCP)
+	conn, pick, err := s.manager.dialer.dialTCP(dialCtx, unmap(in.Dst), s.caller())
 	ended(err)
 	if err != nil {
 		return in.RejectError(err)
@@ -148,13 +148,13 @@ func (s *session) acceptTCP(ctx context.Context, in *transport.Incoming, gone <-
 		conn.Close()
 		return err
 	}
-	relay(st, conn, gone, s.s.Done(), &s.buffers)
+	relay(st, conn, gone, s.transport.Done(), &s.buffers)
 	return nil
 }
 
 func (s *session) acceptUDP(in *transport.Incoming) error {
-	ended := s.m.dialer.counts.began(transport.ProtoUDP)
-	flow, err := s.m.dialer.openUDP(unmap(in.Dst), s.caller())
+	ended := s.manager.dialer.counts.began(transport.ProtoUDP)
+	flow, err := s.manager.dialer.openUDP(unmap(in.Dst), s.caller())
 	ended(err)
 	if err != nil {
 		return in.RejectError(err)
@@ -163,8 +163,8 @@ func (s *session) acceptUDP(in *transport.Incoming) error {
 }
 
 func (s *session) acceptEcho(in *transport.Incoming) error {
-	ended := s.m.dialer.counts.began(transport.ProtoEcho)
-	pings, err := s.m.dialer.openEcho(in.Dst.Addr().Unmap(), s.caller())
+	ended := s.manager.dialer.counts.began(transport.ProtoEcho)
+	pings, err := s.manager.dialer.openEcho(in.Dst.Addr().Unmap(), s.caller())
 	ended(err)
 	if err != nil {
 		return in.RejectError(err)
