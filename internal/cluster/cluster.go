@@ -51,11 +51,11 @@ type Cluster struct {
 	dial   *dialer
 	log    *slog.Logger
 
-	ids     IDs
-	account string // hash of the kubeconfig without its namespace
-	name    string
-	context string
-	server  *url.URL
+	ids         IDs
+	account     string // hash: see accountOf
+	name        string
+	contextName string
+	server      *url.URL
 }
 
 // Load returns a Cluster for a kubeconfig with one context, which Prepare has written. It opens no connection and runs
@@ -96,7 +96,7 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 	}
 	c := &Cluster{
 		config: config, kube: kube, login: l, dial: d, log: o.Logger,
-		context: raw.CurrentContext, server: server,
+		contextName: raw.CurrentContext, server: server,
 	}
 	c.ids = idsOf(server, raw, config)
 	if c.account, err = accountOf(raw); err != nil {
@@ -191,8 +191,8 @@ func unusable(err error) *api.Error {
 }
 
 // loginFor moves the credential plugin from the configuration to a login, and adds its credential to requests.
-func loginFor(config *rest.Config, context string, o Options) (*login, error) {
-	l, err := newLogin(config, context)
+func loginFor(config *rest.Config, contextName string, o Options) (*login, error) {
+	l, err := newLogin(config, contextName)
 	if err != nil {
 		return nil, unusable(err)
 	}
@@ -312,7 +312,7 @@ func (c *Cluster) ConnectionID() string { return c.ids.Connection }
 func (c *Cluster) Name() string { return c.name }
 
 // Context returns the name of the kubeconfig's context.
-func (c *Cluster) Context() string { return c.context }
+func (c *Cluster) Context() string { return c.contextName }
 
 // Resolve looks up all addresses of the API server, of its proxy, or of the host to which ssh connects, so that
 // Addresses is complete before the connection routes anything. ssh may know a host that this process cannot look up.

@@ -25,32 +25,53 @@ const (
 // login holds the credential of a user whose kubeconfig has a credential plugin. If it has expired, or the API server
 // rejects it, the next request runs the plugin again, without a terminal. A nil *login stands for a user with other
 // credentials. It is safe for concurrent use.
-//
-// Lock order: mu before state.
 type login struct {
 	plugin *plugin
-	again  string                          // hint: how to log in again
+	hint   string                          // how to log in again
 	conns  *connrotation.ConnectionTracker // authenticated by a client certificate
+	state  loginState
 
 	mu      sync.Mutex // held while get runs the plugin, once for all requests that wait
 	current *api.Credential
 	cert    *tls.Certificate // of current; nil: it has only a token
 	refused bool             // the API server does not accept current
+}
 
-	state    sync.Mutex // guards the fields below, for LoginRequired, which does not wait for the plugin
-	required *api.Error // the user must log in; nil: no need
+// loginState tells whether the user must log in. It has a mutex of its own, so that LoginRequired does not wait for the
+// plugin. It is safe for concurrent use.
+type loginState struct {
+	mu       sync.Mutex
+	required *api.Error // nil: no need
 	failedAt time.Time  // when required was set
 	pause    time.Duration
 }
 
-func newLogin(config *rest.Config, context string) (*login, error) {
+// set records why the user must log in, or nil. Each failure in a row doubles the pause.
+func (s *loginState) set(required *api.Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.required, s.failedAt = required, time.Now()
+	s.pause = min(max(2*s.pause, minLoginPause), maxLoginPause)
+	if required == nil {
+		s.pause = 0
+	}
+}
+
+// get returns why the user must log in, or nil, and whether the pause after the last failure has not ended.
+func (s *loginState) get() (required *api.Error, pausing bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.required, time.Since(s.failedAt) < s.pause
+}
+
+func newLogin(config *rest.Config, contextName string) (*login, error) {
 	p, err := newPlugin(config)
 	if p == nil || err != nil {
 		return nil, err
 	}
-	again := fmt.Sprintf("Log in again with `kubevpn connect --context %s` in a terminal; open connections go on.",
-		api.ShellQuote(context))
-	return &login{plugin: p, again: again, conns: connrotation.NewConnectionTracker()}, nil
+	hint := fmt.Sprintf("Log in again with `kubevpn connect --context %s` in a terminal; open connections go on.",
+		api.ShellQuote(contextName))
+	return &login{plugin: p, hint: hint, conns: connrotation.NewConnectionTracker()}, nil
 }
 
 // loginError is a plugin's failure that net/http wraps. It hides the *api.Error from errors.As, so that Explain drops
@@ -74,7 +95,7 @@ func (l *login) replace(c *api.Credential) error {
 	}
 	rotated := l.cert != nil && (l.current == nil || l.current.Certificate != c.Certificate)
 	l.current, l.cert, l.refused = c, cert, false
-	l.setRequired(nil)
+	l.state.set(nil)
 	if rotated {
 		l.conns.CloseAll() // the API server authenticates a connection only once
 	}
@@ -88,10 +109,7 @@ func (l *login) get() (*api.Credential, *tls.Certificate, error) {
 	if c := l.current; c != nil && !l.refused && (c.Expires.IsZero() || time.Now().Before(c.Expires)) {
 		return c, l.cert, nil
 	}
-	l.state.Lock()
-	why, early := l.required, time.Since(l.failedAt) < l.pause
-	l.state.Unlock()
-	if why != nil && early {
+	if why, pausing := l.state.get(); why != nil && pausing {
 		return nil, nil, &loginError{why}
 	}
 	c, err := l.plugin.run(context.Background(), Terminal{}) // the plugin's timeout limits it
@@ -99,8 +117,8 @@ func (l *login) get() (*api.Credential, *tls.Certificate, error) {
 		err = l.replace(c)
 	}
 	if err != nil {
-		e := api.Errorf(api.ExitExecPlugin, "login required: %w", err).WithHint("%s", l.again)
-		l.setRequired(e)
+		e := api.Errorf(api.ExitExecPlugin, "login required: %w", err).WithHint("%s", l.hint)
+		l.state.set(e)
 		return nil, nil, &loginError{e}
 	}
 	return l.current, l.cert, nil
@@ -112,16 +130,6 @@ func (l *login) refuse(c *api.Credential) {
 	defer l.mu.Unlock()
 	if l.current == c {
 		l.refused = true
-	}
-}
-
-func (l *login) setRequired(e *api.Error) {
-	l.state.Lock()
-	defer l.state.Unlock()
-	l.required, l.failedAt = e, time.Now()
-	l.pause = min(max(2*l.pause, minLoginPause), maxLoginPause)
-	if e == nil {
-		l.pause = 0
 	}
 }
 
@@ -226,7 +234,6 @@ func (c *Cluster) LoginRequired() *api.Error {
 	if c.login == nil {
 		return nil
 	}
-	c.login.state.Lock()
-	defer c.login.state.Unlock()
-	return c.login.required
+	required, _ := c.login.state.get()
+	return required
 }
