@@ -36,7 +36,7 @@ type networks struct {
 	pods       blocks // pod addresses that EndpointSlices show
 	clusterIPs blocks
 
-	believed   map[netip.Prefix]struct{} // blocks of pods of which the podReader has verified a pod
+	verified   map[netip.Prefix]struct{} // blocks of pods of which the podReader has verified a pod
 	mayNotRead bool                      // the manager may not read pods
 }
 
@@ -74,7 +74,7 @@ func (n *networks) prefixes(settled bool) found {
 	for addr := range n.nodes {
 		taken.Add(addr)
 	}
-	out.pods, out.ignored = cover(pods, n.pods, routable.Set(&taken), n.believe)
+	out.pods, out.ignored = cover(pods, n.pods, routable.Set(&taken), n.belongToPods)
 	for _, p := range out.pods {
 		taken.AddPrefix(p)
 	}
@@ -84,16 +84,16 @@ func (n *networks) prefixes(settled bool) found {
 	return out
 }
 
-// believe reports whether the addresses of a block belong to pods, and whether the whole block does.
-func (n *networks) believe(block netip.Prefix) (addrs, whole bool) {
-	_, read := n.believed[block]
+// belongToPods reports whether the addresses of a block belong to pods, and whether the whole block does.
+func (n *networks) belongToPods(block netip.Prefix) (addrs, whole bool) {
+	_, read := n.verified[block]
 	return read || n.mayNotRead, read && n.nodesKnown
 }
 
 // cover returns the stated prefixes and those of the addresses outside of them. It never adds addresses in taken, which
 // are of another kind. It ignores blocks that may not be routed, and returns some of them.
 func cover(known *netipx.IPSet, seen blocks, taken *netipx.IPSet,
-	believe func(netip.Prefix) (addrs, whole bool)) (prefixes, ignored []netip.Prefix) {
+	belong func(netip.Prefix) (addrs, whole bool)) (prefixes, ignored []netip.Prefix) {
 	var all netipx.IPSetBuilder
 	all.AddSet(known)
 	space := routable.Space()
@@ -105,7 +105,7 @@ func cover(known *netipx.IPSet, seen blocks, taken *netipx.IPSet,
 			ignored = append(ignored, block)
 			continue
 		}
-		some, whole := believe(block)
+		some, whole := belong(block)
 		whole = whole && !taken.OverlapsPrefix(block)
 		for addr := range addrs {
 			if !some || known.Contains(addr) || taken.Contains(addr) {

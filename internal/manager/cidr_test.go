@@ -57,7 +57,7 @@ func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			n := networks{podCIDRs: prefixesOf(tt.podCIDRs...), ranges: prefixesOf(tt.ranges...), nodesKnown: !tt.nodesUnknown,
-				nodes: map[netip.Addr]struct{}{}, pods: blocks{}, clusterIPs: blocks{}, believed: map[netip.Prefix]struct{}{}, mayNotRead: tt.mayNotRead}
+				nodes: map[netip.Addr]struct{}{}, pods: blocks{}, clusterIPs: blocks{}, verified: map[netip.Prefix]struct{}{}, mayNotRead: tt.mayNotRead}
 			for _, a := range tt.nodes {
 				n.nodes[netip.MustParseAddr(a)] = struct{}{}
 			}
@@ -65,7 +65,7 @@ func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 				addr := netip.MustParseAddr(a)
 				n.pods.add(routable.PodBlock(addr), addr, 1)
 				if block := routable.PodBlock(addr); !slices.Contains(tt.unread, block.String()) {
-					n.believed[block] = struct{}{}
+					n.verified[block] = struct{}{}
 				}
 			}
 			for _, a := range tt.vips {

@@ -41,9 +41,9 @@ type cluster struct {
 	nodeName   string
 	needsCIDRs bool // networks has changed
 
-	rejected   map[podRef]time.Time // pods that did not have the address, and when they were read
-	podsRead   bool                 // laptops no longer wait for the podReader
-	needsHosts bool                 // the result of hostAddrs has changed
+	disproved      map[podRef]time.Time // pods that did not have the address, and when they were read
+	firstRoundDone bool                 // laptops no longer wait for the podReader
+	needsHosts     bool                 // the result of hostAddrs has changed
 }
 
 // newCluster returns the cluster of a manager that watches these namespaces. None stands for all.
@@ -65,9 +65,9 @@ func newCluster(nodeName string, namespaces ...string) *cluster {
 		ranges:     make(map[balancer.Name][]netip.Prefix),
 		dirty:      make(map[balancer.Name]struct{}),
 		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks),
-			believed: make(map[netip.Prefix]struct{})},
-		rejected: make(map[podRef]time.Time),
-		nodeName: nodeName,
+			verified: make(map[netip.Prefix]struct{})},
+		disproved: make(map[podRef]time.Time),
+		nodeName:  nodeName,
 	}
 }
 

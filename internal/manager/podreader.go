@@ -28,7 +28,7 @@ const (
 	readInterval = time.Second      // between batches
 	readTimeout  = 10 * time.Second // of one request
 	readFirst    = 2 * time.Second  // the first laptop's wait for the blocks
-	rejectedFor  = 5 * time.Minute  // until the next read of a pod that did not have the address
+	disprovedFor = 5 * time.Minute  // until the next read of a pod that did not have the address
 )
 
 // podRef is the claim of an EndpointSlice that a pod has an address.
@@ -40,11 +40,11 @@ type podRef struct {
 // podReader verifies which blocks of addresses belong to pods. Anyone with write access to EndpointSlices in one
 // namespace can claim any address for a pod. The status of a pod, which the kubelet writes, proves it.
 //
-//	block that no Node states ─▶ get one of its pods ─┬─ has the address ────────────▶ the block is believed
+//	block that no Node states ─▶ get one of its pods ─┬─ has the address ────────────▶ the block is verified
 //	                                ▲                 ├─ has not, or does not exist ─▶ another pod
-//	                                └─────────────────┴─ forbidden ──────────────────▶ endpoints are believed one by one
+//	                                └─────────────────┴─ forbidden ──────────────────▶ endpoints are routed one by one
 //
-// It does not read a rejected pod again within rejectedFor. Namespaces with fewer rejected pods come first.
+// It does not read a disproved pod again within disprovedFor. Namespaces with fewer disproved pods come first.
 type podReader struct {
 	kube    kubernetes.Interface // nil: no API access
 	cluster *cluster
@@ -53,7 +53,7 @@ type podReader struct {
 }
 
 func newPodReader(kube kubernetes.Interface, c *cluster, log *slog.Logger) *podReader {
-	c.podsRead = kube == nil
+	c.firstRoundDone = kube == nil
 	return &podReader{kube: kube, cluster: c, log: log, poked: wakeup.NewSignal()}
 }
 
@@ -84,11 +84,11 @@ func (r *podReader) run(ctx context.Context) error {
 			again = time.After(retry)
 			retry = min(2*retry, retryMost)
 		case len(refs) == 0:
-			poked, again = r.poked, time.After(rejectedFor)
+			poked, again = r.poked, time.After(disprovedFor)
 			retry = retryFirst
 		}
 		if err != nil || len(refs) == 0 || time.Now().After(deadline) {
-			r.cluster.firstRead(err == nil && len(refs) == 0)
+			r.cluster.endFirstRound(err == nil && len(refs) == 0)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
 			break // one log line is enough
 		}
 	}
-	r.cluster.setRead(results, time.Now(), apierrors.IsForbidden(err))
+	r.cluster.recordRead(results, time.Now(), apierrors.IsForbidden(err))
 	return err
 }
 
@@ -143,22 +143,22 @@ func (r *podReader) read(ctx context.Context, ref podRef) (bool, error) {
 	}), nil
 }
 
-// unread returns pods to read, at most one of each block that is neither stated nor believed.
+// unread returns pods to read, at most one of each block that is neither stated nor verified.
 func (c *cluster) unread(now time.Time) []podRef {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := &c.networks
-	maps.DeleteFunc(n.believed, func(block netip.Prefix, _ struct{}) bool { return n.pods[block] == nil })
-	maps.DeleteFunc(c.rejected, func(_ podRef, at time.Time) bool { return now.Sub(at) >= rejectedFor })
+	maps.DeleteFunc(n.verified, func(block netip.Prefix, _ struct{}) bool { return n.pods[block] == nil })
+	maps.DeleteFunc(c.disproved, func(_ podRef, at time.Time) bool { return now.Sub(at) >= disprovedFor })
 	failures := map[string]int{} // by namespace
-	for ref := range c.rejected {
+	for ref := range c.disproved {
 		failures[ref.namespace]++
 	}
 	order := func(a, b podRef) int {
 		return cmp.Or(failures[a.namespace]-failures[b.namespace], a.addr.Compare(b.addr),
 			cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	}
-	wanted := n.doubted()
+	wanted := n.unverified()
 	if len(wanted) == 0 {
 		return nil
 	}
@@ -172,7 +172,7 @@ func (c *cluster) unread(now time.Time) []podRef {
 				if _, ok := wanted[block]; !ok || e.pod == "" {
 					continue
 				}
-				if _, ok := c.rejected[ref]; ok {
+				if _, ok := c.disproved[ref]; ok {
 					continue
 				}
 				if before, ok := first[block]; !ok || order(ref, before) < 0 {
@@ -185,27 +185,27 @@ func (c *cluster) unread(now time.Time) []podRef {
 	return refs[:min(len(refs), readBatch)]
 }
 
-// doubted returns the blocks of pods that may be routed and are neither stated nor believed.
-func (n *networks) doubted() map[netip.Prefix]struct{} {
+// unverified returns the blocks of pods that may be routed and are neither stated nor verified.
+func (n *networks) unverified() map[netip.Prefix]struct{} {
 	known, space := stated(n.podCIDRs), routable.Space()
 	blocks := map[netip.Prefix]struct{}{}
 	for block := range n.pods {
-		if _, ok := n.believed[block]; !ok && !known.ContainsPrefix(block) && space.ContainsPrefix(block) {
+		if _, ok := n.verified[block]; !ok && !known.ContainsPrefix(block) && space.ContainsPrefix(block) {
 			blocks[block] = struct{}{}
 		}
 	}
 	return blocks
 }
 
-// setRead records which pods have the address that an EndpointSlice claims.
-func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool) {
+// recordRead records which pods have the address that an EndpointSlice claims.
+func (c *cluster) recordRead(results map[podRef]bool, now time.Time, forbidden bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for ref, has := range results {
 		if has {
-			c.networks.believed[routable.PodBlock(ref.addr)] = struct{}{}
+			c.networks.verified[routable.PodBlock(ref.addr)] = struct{}{}
 		} else {
-			c.rejected[ref] = now
+			c.disproved[ref] = now
 		}
 		c.needsCIDRs = true
 	}
@@ -218,18 +218,18 @@ func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool
 	}
 }
 
-// firstRead ends the wait of laptops for the podReader. all reports that the podReader has read every pod, so the
-// manager may read pods. Until then the cluster keeps the addresses that it believed without reading, so that no route
-// disappears in between.
-func (c *cluster) firstRead(all bool) {
+// endFirstRound ends the wait of laptops for the podReader. complete reports that the podReader has read every pod, so
+// the manager may read pods. Until then the cluster keeps the addresses that it routed without reading, so that no
+// route disappears in between.
+func (c *cluster) endFirstRound(complete bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if all && c.networks.mayNotRead {
+	if complete && c.networks.mayNotRead {
 		c.networks.mayNotRead, c.needsCIDRs = false, true
 		c.changed.Raise()
 	}
-	if !c.podsRead {
-		c.podsRead = true
+	if !c.firstRoundDone {
+		c.firstRoundDone = true
 		c.changed.Raise()
 	}
 }

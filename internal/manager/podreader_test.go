@@ -166,14 +166,14 @@ func TestPodsAreReadSparingly(t *testing.T) {
 		if n := r.reads.Load() - before; n > 0 {
 			t.Errorf("the podReader read %d pods again at once", n)
 		}
-		time.Sleep(2 * rejectedFor)
+		time.Sleep(2 * disprovedFor)
 		if n := r.reads.Load() - before; n < 2000 {
 			t.Errorf("the podReader read only %d pods again later", n)
 		}
 	})
 }
 
-// Without the right, as a Role of an earlier version has it, endpoints are believed one by one.
+// Without the right, as a Role of an earlier version has it, endpoints are routed one by one.
 func TestAddressesAreBelievedWhenPodsMayNotBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReading(t, podAt("shop", "web", "10.42.1.5", false))
@@ -200,8 +200,8 @@ func TestBlocksWaitForAPIServer(t *testing.T) {
 			return down.Load(), nil, apierrors.NewInternalError(fmt.Errorf("connection refused"))
 		})
 		r.set(sliceOfPods("shop", "web", "web=10.42.1.5"))
-		if got := r.pods(); len(got) > 0 || !r.podsRead {
-			t.Errorf("pods %v, laptops wait: %v", got, !r.podsRead)
+		if got := r.pods(); len(got) > 0 || !r.firstRoundDone {
+			t.Errorf("pods %v, laptops wait: %v", got, !r.firstRoundDone)
 		}
 		down.Store(false)
 		time.Sleep(retryMost)
@@ -238,7 +238,7 @@ func FuzzEndpointSlice(f *testing.F) {
 			}
 			results[ref] = believe
 		}
-		c.setRead(results, time.Now(), false)
+		c.recordRead(results, time.Now(), false)
 		c.recount()
 		for range 2 {
 			for _, p := range c.networks.prefixes(true).pods {
@@ -250,14 +250,14 @@ func FuzzEndpointSlice(f *testing.F) {
 					t.Errorf("laptops learn %v, of which no pod was read", p)
 				}
 			}
-			c.setRead(nil, time.Now(), true)
+			c.recordRead(nil, time.Now(), true)
 		}
-		if n := len(c.rejected); n > 1 {
-			t.Errorf("%d pods rejected", n)
+		if n := len(c.disproved); n > 1 {
+			t.Errorf("%d pods disproved", n)
 		}
 		c.setSlice(balancer.Name{Namespace: "shop", Name: "web"}, nil)
-		c.unread(time.Now().Add(rejectedFor))
-		if len(c.networks.pods)+len(c.networks.believed)+len(c.rejected) > 0 {
+		c.unread(time.Now().Add(disprovedFor))
+		if len(c.networks.pods)+len(c.networks.verified)+len(c.disproved) > 0 {
 			t.Errorf("kept: %+v", c.networks)
 		}
 	})

@@ -229,7 +229,7 @@ func (p *publisher) post() {
 		n.state.Missing = append(n.state.Missing, "get pods")
 	}
 	n.state.Direct = p.cluster.direct(p.self)
-	ready = ready && p.cluster.podsRead
+	ready = ready && p.cluster.firstRoundDone
 	p.router.describe(&n.state)
 	p.probes(&n.state)
 	if p.cluster.knows(services) {
