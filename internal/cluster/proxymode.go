@@ -16,32 +16,32 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ProxyMode names the mechanism with which nodes serve ClusterIPs.
-type ProxyMode string
+// KubeProxyMode names the mechanism with which nodes serve ClusterIPs.
+type KubeProxyMode string
 
 const (
-	ProxyIPTables ProxyMode = "iptables"
-	ProxyNFTables ProxyMode = "nftables"
-	ProxyIPVS     ProxyMode = "ipvs"    // of kube-proxy or kube-router
-	ProxyNone     ProxyMode = "none"    // no kube-proxy: Proxy.Replacement serves them, or nothing does
-	ProxyUnknown  ProxyMode = "unknown" // no readable source states it
+	KubeProxyIPTables KubeProxyMode = "iptables"
+	KubeProxyNFTables KubeProxyMode = "nftables"
+	KubeProxyIPVS     KubeProxyMode = "ipvs"    // of kube-proxy or kube-router
+	KubeProxyNone     KubeProxyMode = "none"    // no kube-proxy: KubeProxy.Replacement serves them, or nothing does
+	KubeProxyUnknown  KubeProxyMode = "unknown" // no readable source states it
 )
 
-// Proxy describes the program that serves ClusterIPs, and the source of that knowledge.
-type Proxy struct {
-	Mode ProxyMode
-	// By is the source: "the ConfigMap kube-system/kube-proxy". For ProxyUnknown it is the reason.
+// KubeProxy describes the program that serves ClusterIPs, and the source of that knowledge.
+type KubeProxy struct {
+	Mode KubeProxyMode
+	// By is the source: "the ConfigMap kube-system/kube-proxy". For KubeProxyUnknown it is the reason.
 	By string
 	// Replacement serves ClusterIPs in kube-proxy's place with programs in the kernel: "Cilium". Empty: none does.
 	Replacement string
 }
 
 // String returns for example "iptables, by the ConfigMap kube-system/kube-proxy".
-func (p Proxy) String() string {
+func (p KubeProxy) String() string {
 	switch {
 	case p.Replacement != "":
 		return fmt.Sprintf("replaced by %s, by %s", p.Replacement, p.By)
-	case p.Mode == ProxyUnknown:
+	case p.Mode == KubeProxyUnknown:
 		return "unknown: " + p.By
 	}
 	return fmt.Sprintf("%s, by %s", p.Mode, p.By)
@@ -52,11 +52,11 @@ const (
 	proxyTimeout    = 5 * time.Second // for all questions about kube-proxy together
 )
 
-// Proxy finds out what serves ClusterIPs. It reads the configurations of Cilium, Calico and kube-router, which may
+// KubeProxy finds out what serves ClusterIPs. It reads the configurations of Cilium, Calico and kube-router, which may
 // replace kube-proxy; the ConfigMap, DaemonSets and static pods of kube-proxy; and the arguments of k3s and RKE2 in the
 // annotations of nodes, of which that of the given node counts. If the user may read all of these and none mentions
-// kube-proxy, there is none. Proxy creates nothing and never fails: it returns ProxyUnknown.
-func (c *Cluster) Proxy(ctx context.Context, node string) Proxy {
+// kube-proxy, there is none. KubeProxy creates nothing and never fails: it returns KubeProxyUnknown.
+func (c *Cluster) KubeProxy(ctx context.Context, node string) KubeProxy {
 	return proxyQuestions{
 		kube: c.kube,
 		raw: func(ctx context.Context, path string) ([]byte, error) {
@@ -65,7 +65,7 @@ func (c *Cluster) Proxy(ctx context.Context, node string) Proxy {
 	}.find(ctx, node)
 }
 
-// proxyQuestions reads the sources of Proxy.
+// proxyQuestions reads the sources of KubeProxy.
 type proxyQuestions struct {
 	kube kubernetes.Interface
 	raw  func(ctx context.Context, path string) ([]byte, error) // GET
@@ -73,18 +73,18 @@ type proxyQuestions struct {
 
 // finding is one answer to a question about kube-proxy.
 type finding struct {
-	Proxy
+	KubeProxy
 	// trace reports that there is a kube-proxy, in any mode.
 	trace bool
 }
 
 // proxyQuestion is one source of information about kube-proxy.
 type proxyQuestion struct {
-	what string // for By of ProxyUnknown: "get configmaps in kube-system"
+	what string // for By of KubeProxyUnknown: "get configmaps in kube-system"
 	ask  func(ctx context.Context) ([]finding, error)
 }
 
-func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
+func (q proxyQuestions) find(ctx context.Context, node string) KubeProxy {
 	ctx, cancel := context.WithTimeout(ctx, proxyTimeout)
 	defer cancel()
 	questions := []proxyQuestion{ // the most reliable first
@@ -120,28 +120,28 @@ func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
 	}
 	switch {
 	case found.By != "": // they contradict each other
-		found.Mode = ProxyUnknown
+		found.Mode = KubeProxyUnknown
 		return found
 	case traced && len(missing) == 0:
-		return Proxy{Mode: ProxyUnknown, By: "kube-proxy runs, but its configuration was not found"}
+		return KubeProxy{Mode: KubeProxyUnknown, By: "kube-proxy runs, but its configuration was not found"}
 	case len(missing) > 0:
-		return Proxy{Mode: ProxyUnknown, By: strings.Join(missing, "; ")}
+		return KubeProxy{Mode: KubeProxyUnknown, By: strings.Join(missing, "; ")}
 	}
-	return Proxy{Mode: ProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}
+	return KubeProxy{Mode: KubeProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}
 }
 
 // decideProxy returns the first answer that states a mode. If the findings of one answer contradict each other, it
 // returns no mode and ignores the less reliable answers.
-func decideProxy(answers [][]finding) (found Proxy, traced bool) {
+func decideProxy(answers [][]finding) (found KubeProxy, traced bool) {
 	for _, findings := range answers {
 		for _, c := range findings {
 			traced = traced || c.trace
 			switch {
 			case c.Mode == "":
 			case found.Mode == "":
-				found = c.Proxy
+				found = c.KubeProxy
 			case found.Mode != c.Mode:
-				return Proxy{By: fmt.Sprintf("%s says %s, %s says %s", found.By, found.Mode, c.By, c.Mode)}, true
+				return KubeProxy{By: fmt.Sprintf("%s says %s, %s says %s", found.By, found.Mode, c.By, c.Mode)}, true
 			}
 		}
 		if found.Mode != "" {
@@ -160,7 +160,7 @@ func (q proxyQuestions) cilium(ctx context.Context) ([]finding, error) {
 	}
 	switch cm.Data["kube-proxy-replacement"] { // strict: before Cilium 1.14
 	case "true", "strict":
-		return []finding{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Cilium", By: configMap(name)}}}, nil
+		return []finding{{KubeProxy: KubeProxy{Mode: KubeProxyNone, Replacement: "Cilium", By: configMap(name)}}}, nil
 	}
 	return nil, nil
 }
@@ -182,8 +182,8 @@ func (q proxyQuestions) calico(ctx context.Context) ([]finding, error) {
 	if !felix.Spec.BPFEnabled {
 		return nil, nil
 	}
-	return []finding{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}}},
-		nil
+	replaced := KubeProxy{Mode: KubeProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}
+	return []finding{{KubeProxy: replaced}}, nil
 }
 
 func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
@@ -198,10 +198,11 @@ func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
 			switch {
 			case runs(c, "calico-node") && variable(c, "FELIX_BPFENABLED") == "true":
 				replaced = append(replaced,
-					finding{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: by}})
+					finding{KubeProxy: KubeProxy{Mode: KubeProxyNone, Replacement: "Calico (eBPF)", By: by}})
 			case runs(c, "kube-router"):
 				if on, given := argument(c, "run-service-proxy"); !given || on != "false" { // it is on by default
-					replaced = append(replaced, finding{Proxy: Proxy{Mode: ProxyIPVS, By: "kube-router in " + by}})
+					replaced = append(replaced,
+						finding{KubeProxy: KubeProxy{Mode: KubeProxyIPVS, By: "kube-router in " + by}})
 				}
 			}
 		}
@@ -240,7 +241,7 @@ func proxyFindings(pod corev1.PodSpec, by string) []finding {
 		found := finding{trace: true}
 		mode, _ := argument(c, "proxy-mode")
 		if _, file := argument(c, "config"); !file {
-			found.Proxy = proxyByName(mode, by)
+			found.KubeProxy = proxyByName(mode, by)
 		}
 		findings = append(findings, found)
 	}
@@ -263,7 +264,7 @@ func (q proxyQuestions) configMaps(ctx context.Context) ([]finding, error) {
 				Mode string `json:"mode"`
 			}
 			if yaml.Unmarshal([]byte(text), &config) == nil && config.Kind == "KubeProxyConfiguration" {
-				return []finding{{Proxy: proxyByName(config.Mode, configMap(name)), trace: true}}, nil
+				return []finding{{KubeProxy: proxyByName(config.Mode, configMap(name)), trace: true}}, nil
 			}
 		}
 	}
@@ -289,7 +290,7 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]findi
 			c := corev1.Container{Args: args}
 			by := "the annotation " + annotation + " of node " + n.Name
 			if off, given := argument(c, "disable-kube-proxy"); given && off != "false" {
-				return []finding{{Proxy: Proxy{Mode: ProxyNone, By: by}}}, nil
+				return []finding{{KubeProxy: KubeProxy{Mode: KubeProxyNone, By: by}}}, nil
 			}
 			if node != "" && n.Name != node {
 				continue
@@ -307,21 +308,21 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]findi
 					mode = m
 				}
 			}
-			own = append(own, finding{Proxy: proxyByName(mode, by), trace: true})
+			own = append(own, finding{KubeProxy: proxyByName(mode, by), trace: true})
 		}
 	}
 	return own, nil
 }
 
 // proxyByName converts a mode of kube-proxy's configuration. An empty mode means iptables on Linux.
-func proxyByName(mode, by string) Proxy {
-	switch m := ProxyMode(strings.ToLower(mode)); m {
+func proxyByName(mode, by string) KubeProxy {
+	switch m := KubeProxyMode(strings.ToLower(mode)); m {
 	case "":
-		return Proxy{Mode: ProxyIPTables, By: by + " (the default)"}
-	case ProxyIPTables, ProxyNFTables, ProxyIPVS:
-		return Proxy{Mode: m, By: by}
+		return KubeProxy{Mode: KubeProxyIPTables, By: by + " (the default)"}
+	case KubeProxyIPTables, KubeProxyNFTables, KubeProxyIPVS:
+		return KubeProxy{Mode: m, By: by}
 	}
-	return Proxy{Mode: ProxyUnknown, By: fmt.Sprintf("%s says %q", by, mode)}
+	return KubeProxy{Mode: KubeProxyUnknown, By: fmt.Sprintf("%s says %q", by, mode)}
 }
 
 // runs reports whether a container runs the program, by its name or its command.

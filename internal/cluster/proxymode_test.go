@@ -53,29 +53,29 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 		objects []runtime.Object
 		raw     map[string]string // what is answered to a path; else it is not found
 		deny    string
-		want    Proxy
+		want    KubeProxy
 		text    string
 	}{
 		{
 			name:    "kubeadm",
 			objects: []runtime.Object{systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"nftables\n"), kubeadmSet},
-			want:    Proxy{Mode: ProxyNFTables, By: "the ConfigMap kube-system/kube-proxy"},
+			want:    KubeProxy{Mode: KubeProxyNFTables, By: "the ConfigMap kube-system/kube-proxy"},
 			text:    "nftables, by the ConfigMap kube-system/kube-proxy",
 		},
 		{
 			name:    "kubeadm_without_a_mode",
 			objects: []runtime.Object{systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"\"\"\n"), kubeadmSet},
-			want:    Proxy{Mode: ProxyIPTables, By: "the ConfigMap kube-system/kube-proxy (the default)"},
+			want:    KubeProxy{Mode: KubeProxyIPTables, By: "the ConfigMap kube-system/kube-proxy (the default)"},
 		},
 		{
 			name:    "ipvs",
 			objects: []runtime.Object{systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"ipvs\n"), kubeadmSet},
-			want:    Proxy{Mode: ProxyIPVS, By: "the ConfigMap kube-system/kube-proxy"},
+			want:    KubeProxy{Mode: KubeProxyIPVS, By: "the ConfigMap kube-system/kube-proxy"},
 		},
 		{
 			name:    "eks_has_another_name",
 			objects: []runtime.Object{systemConfigMap("kube-proxy", "kubeconfig", "kind: Config\n"), systemConfigMap("kube-proxy-config", "config", kubeadmConfig+"iptables\n")},
-			want:    Proxy{Mode: ProxyIPTables, By: "the ConfigMap kube-system/kube-proxy-config"},
+			want:    KubeProxy{Mode: KubeProxyIPTables, By: "the ConfigMap kube-system/kube-proxy-config"},
 		},
 		{
 			name: "arguments_in_a_shell_of_a_static_pod",
@@ -84,7 +84,7 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "kube-proxy", Command: []string{"/bin/sh", "-c",
 					"exec kube-proxy --master=https://192.0.2.1 --proxy-mode=ipvs --v=2 1>>/var/log/kube-proxy.log 2>&1"}}}},
 			}},
-			want: Proxy{Mode: ProxyIPVS, By: "the pod kube-system/kube-proxy-n1"},
+			want: KubeProxy{Mode: KubeProxyIPVS, By: "the pod kube-system/kube-proxy-n1"},
 		},
 		{
 			name: "arguments_count_before_a_configmap_that_nobody_reads",
@@ -92,7 +92,7 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"iptables\n"),
 				systemDaemonSet("kube-proxy", corev1.Container{Name: "kube-proxy", Args: []string{"--proxy-mode", "ipvs"}}),
 			},
-			want: Proxy{Mode: ProxyIPVS, By: "the DaemonSet kube-system/kube-proxy"},
+			want: KubeProxy{Mode: KubeProxyIPVS, By: "the DaemonSet kube-system/kube-proxy"},
 		},
 		{
 			name: "another_systems_daemonset_does_not_count",
@@ -100,7 +100,7 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				onWindows(systemDaemonSet("kube-proxy-windows", corev1.Container{Name: "kube-proxy", Args: []string{"--proxy-mode=kernelspace"}})),
 				systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"iptables\n"),
 			},
-			want: Proxy{Mode: ProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"},
+			want: KubeProxy{Mode: KubeProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"},
 		},
 		{
 			name: "cilium_beside_a_kube_proxy_that_was_left",
@@ -108,7 +108,7 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				systemConfigMap("cilium-config", "kube-proxy-replacement", "true"),
 				systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"iptables\n"), kubeadmSet,
 			},
-			want: Proxy{Mode: ProxyNone, Replacement: "Cilium", By: "the ConfigMap kube-system/cilium-config"},
+			want: KubeProxy{Mode: KubeProxyNone, Replacement: "Cilium", By: "the ConfigMap kube-system/cilium-config"},
 			text: "replaced by Cilium, by the ConfigMap kube-system/cilium-config",
 		},
 		{
@@ -117,31 +117,31 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				systemConfigMap("cilium-config", "kube-proxy-replacement", "false"),
 				systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"iptables\n"), kubeadmSet,
 			},
-			want: Proxy{Mode: ProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"},
+			want: KubeProxy{Mode: KubeProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"},
 		},
 		{
 			name:    "calico_ebpf",
 			objects: []runtime.Object{systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"iptables\n")},
 			raw:     map[string]string{felix: `{"spec":{"bpfEnabled":true,"ipipEnabled":true}}`},
-			want:    Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"},
+			want:    KubeProxy{Mode: KubeProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"},
 		},
 		{
 			name: "calico_ebpf_by_environment",
 			objects: []runtime.Object{systemDaemonSet("calico-node", corev1.Container{Name: "calico-node",
 				Env: []corev1.EnvVar{{Name: "FELIX_BPFENABLED", Value: "True"}}})},
-			want: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: "the DaemonSet kube-system/calico-node"},
+			want: KubeProxy{Mode: KubeProxyNone, Replacement: "Calico (eBPF)", By: "the DaemonSet kube-system/calico-node"},
 		},
 		{
 			name:    "calico_without_ebpf",
 			objects: []runtime.Object{systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"iptables\n")},
 			raw:     map[string]string{felix: `{"spec":{"bpfLogLevel":""}}`},
-			want:    Proxy{Mode: ProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"},
+			want:    KubeProxy{Mode: KubeProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"},
 		},
 		{
 			name: "kube_router",
 			objects: []runtime.Object{systemDaemonSet("kube-router", corev1.Container{Name: "kube-router",
 				Args: []string{"--run-router=true", "--run-firewall=true", "--run-service-proxy=true"}})},
-			want: Proxy{Mode: ProxyIPVS, By: "kube-router in the DaemonSet kube-system/kube-router"},
+			want: KubeProxy{Mode: KubeProxyIPVS, By: "kube-router in the DaemonSet kube-system/kube-router"},
 			text: "ipvs, by kube-router in the DaemonSet kube-system/kube-router",
 		},
 		{
@@ -150,12 +150,12 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				systemDaemonSet("kube-router", corev1.Container{Name: "kube-router", Args: []string{"--run-service-proxy=false"}}),
 				systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"iptables\n"),
 			},
-			want: Proxy{Mode: ProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"},
+			want: KubeProxy{Mode: KubeProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"},
 		},
 		{
 			name:    "k3s",
 			objects: []runtime.Object{annotated("n1", "k3s.io/node-args", `["server","--disable","traefik"]`)},
-			want:    Proxy{Mode: ProxyIPTables, By: "the annotation k3s.io/node-args of node n1 (the default)"},
+			want:    KubeProxy{Mode: KubeProxyIPTables, By: "the annotation k3s.io/node-args of node n1 (the default)"},
 		},
 		{
 			name: "k3s_in_another_mode_on_our_node",
@@ -163,12 +163,12 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				annotated("n0", "k3s.io/node-args", `["server"]`),
 				annotated("n1", "k3s.io/node-args", `["agent","--kube-proxy-arg","metrics-bind-address=0.0.0.0","--kube-proxy-arg","proxy-mode=ipvs"]`),
 			},
-			want: Proxy{Mode: ProxyIPVS, By: "the annotation k3s.io/node-args of node n1"},
+			want: KubeProxy{Mode: KubeProxyIPVS, By: "the annotation k3s.io/node-args of node n1"},
 		},
 		{
 			name:    "k3s_in_one_word",
 			objects: []runtime.Object{annotated("n1", "k3s.io/node-args", `["server","--kube-proxy-arg=--proxy-mode=nftables"]`)},
-			want:    Proxy{Mode: ProxyNFTables, By: "the annotation k3s.io/node-args of node n1"},
+			want:    KubeProxy{Mode: KubeProxyNFTables, By: "the annotation k3s.io/node-args of node n1"},
 		},
 		{
 			name: "k3s_without",
@@ -176,39 +176,39 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				annotated("n0", "k3s.io/node-args", `["server","--disable-kube-proxy"]`),
 				annotated("n1", "k3s.io/node-args", `["agent"]`),
 			},
-			want: Proxy{Mode: ProxyNone, By: "the annotation k3s.io/node-args of node n0"},
+			want: KubeProxy{Mode: KubeProxyNone, By: "the annotation k3s.io/node-args of node n0"},
 		},
 		{
 			name: "nobody_is_there",
-			want: Proxy{Mode: ProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"},
+			want: KubeProxy{Mode: KubeProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"},
 			text: "none, by the absence of its ConfigMap, DaemonSet and pods",
 		},
 		{
 			name: "nothing_may_be_asked",
 			deny: "get:configmaps list:daemonsets list:pods list:nodes",
-			want: Proxy{Mode: ProxyUnknown, By: "you may not get configmaps in kube-system, list daemonsets in kube-system, " +
+			want: KubeProxy{Mode: KubeProxyUnknown, By: "you may not get configmaps in kube-system, list daemonsets in kube-system, " +
 				"list pods in kube-system, list nodes"},
 		},
 		{
 			name: "absence_is_no_proof_where_not_all_may_be_asked",
 			deny: "list:pods",
-			want: Proxy{Mode: ProxyUnknown, By: "you may not list pods in kube-system"},
+			want: KubeProxy{Mode: KubeProxyUnknown, By: "you may not list pods in kube-system"},
 			text: "unknown: you may not list pods in kube-system",
 		},
 		{
 			name: "the_configuration_may_not_be_read",
 			deny: "get:configmaps",
-			want: Proxy{Mode: ProxyUnknown, By: "you may not get configmaps in kube-system"},
+			want: KubeProxy{Mode: KubeProxyUnknown, By: "you may not get configmaps in kube-system"},
 		},
 		{
 			name:    "a_trace_without_a_configuration",
 			objects: []runtime.Object{kubeadmSet},
-			want:    Proxy{Mode: ProxyUnknown, By: "kube-proxy runs, but its configuration was not found"},
+			want:    KubeProxy{Mode: KubeProxyUnknown, By: "kube-proxy runs, but its configuration was not found"},
 		},
 		{
 			name:    "a_mode_of_old",
 			objects: []runtime.Object{systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"userspace\n")},
-			want:    Proxy{Mode: ProxyUnknown, By: `the ConfigMap kube-system/kube-proxy says "userspace"`},
+			want:    KubeProxy{Mode: KubeProxyUnknown, By: `the ConfigMap kube-system/kube-proxy says "userspace"`},
 		},
 		{
 			name: "two_that_contradict_each_other",
@@ -216,7 +216,7 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				systemDaemonSet("kube-proxy-a", corev1.Container{Name: "kube-proxy", Args: []string{"--proxy-mode=ipvs"}}),
 				systemDaemonSet("kube-proxy-b", corev1.Container{Name: "kube-proxy", Args: []string{"--proxy-mode=iptables"}}),
 			},
-			want: Proxy{Mode: ProxyUnknown, By: "the DaemonSet kube-system/kube-proxy-a says ipvs, the DaemonSet kube-system/kube-proxy-b says iptables"},
+			want: KubeProxy{Mode: KubeProxyUnknown, By: "the DaemonSet kube-system/kube-proxy-a says ipvs, the DaemonSet kube-system/kube-proxy-b says iptables"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -38,14 +38,14 @@ func newChooser(s *shared, m *manager) *chooser {
 
 // looked is what look found.
 type looked struct {
-	proxy   cluster.Proxy
+	proxy   cluster.KubeProxy
 	pod     string // in which a gateway could be added; empty: look did not ask
 	refusal error  // why it may not be added there; nil: it may
 }
 
 // look finds out how ClusterIPs are served and, if the choice depends on it, whether the traffic manager's pod may have
 // a gateway. It runs while the session opens. A choice that the user has made does not wait for it.
-func (c *chooser) look(ctx context.Context, proxy func(ctx context.Context, node string) cluster.Proxy) {
+func (c *chooser) look(ctx context.Context, proxy func(ctx context.Context, node string) cluster.KubeProxy) {
 	at := c.manager.place.Load()
 	l := &looked{proxy: proxy(ctx, at.node)}
 	f := facts{Asked: c.cfg.netstack(), Proxy: l.proxy}

@@ -57,15 +57,15 @@ func (f *fakeGateways) add(ctx context.Context, _ *cluster.Cluster, o install.Ga
 	}
 }
 
-var iptablesProxy = cluster.Proxy{Mode: cluster.ProxyIPTables, By: "a test"}
+var iptablesProxy = cluster.KubeProxy{Mode: cluster.KubeProxyIPTables, By: "a test"}
 
 func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 	refusal := api.Errorf(api.ExitPermission, "pod security says no")
-	ipvs := cluster.Proxy{Mode: cluster.ProxyIPVS, By: "a test"}
+	ipvs := cluster.KubeProxy{Mode: cluster.KubeProxyIPVS, By: "a test"}
 	for _, tt := range []struct {
 		name     string
 		asked    string
-		proxy    cluster.Proxy
+		proxy    cluster.KubeProxy
 		there    bool
 		refusal  error
 		failure  error
@@ -93,7 +93,7 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 			if tt.there {
 				s.handshake.learn(api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}})
 			}
-			s.chooser.look(t.Context(), func(_ context.Context, node string) cluster.Proxy {
+			s.chooser.look(t.Context(), func(_ context.Context, node string) cluster.KubeProxy {
 				if node != "n1" {
 					t.Errorf("asked for the kube-proxy of node %q", node)
 				}

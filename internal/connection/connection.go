@@ -290,7 +290,7 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	}
 	if !c.cfg.proxied() {
 		g.Go(func() error {
-			c.chooser.look(ctx, c.cluster.Proxy)
+			c.chooser.look(ctx, c.cluster.KubeProxy)
 			return nil
 		})
 	}

@@ -11,7 +11,7 @@ import (
 // facts decide which netstack a connection uses.
 type facts struct {
 	Asked string // api.NetstackAuto, NetstackGVisor or NetstackSystem
-	Proxy cluster.Proxy
+	Proxy cluster.KubeProxy
 	// Refusal says why there is no gateway: it may not be added, did not start, or is gone. Nil: there is one in the
 	// traffic manager's pod, or the choice does not depend on it.
 	Refusal *api.Error
@@ -35,7 +35,7 @@ func (f facts) asksGateway() bool {
 	case api.NetstackSystem:
 		return true
 	}
-	return f.Proxy.Mode == cluster.ProxyIPTables || f.Proxy.Mode == cluster.ProxyNFTables
+	return f.Proxy.Mode == cluster.KubeProxyIPTables || f.Proxy.Mode == cluster.KubeProxyNFTables
 }
 
 // choose decides which netstack to use. docs/netstacks.md shows it as a table, which a test compares with choose.
@@ -53,11 +53,11 @@ func choose(f facts) decision {
 	case p.Replacement != "":
 		return gvisor("%s serves ClusterIPs in kube-proxy's place, by %s, and how it treats forwarded packets is "+
 			"unknown", p.Replacement, p.By)
-	case p.Mode == cluster.ProxyIPVS:
+	case p.Mode == cluster.KubeProxyIPVS:
 		return gvisor("ClusterIPs are served by IPVS, by %s, which masqueraded packets do not always get through", p.By)
-	case p.Mode == cluster.ProxyNone:
+	case p.Mode == cluster.KubeProxyNone:
 		return gvisor("no kube-proxy serves ClusterIPs, by %s", p.By)
-	case p.Mode == cluster.ProxyUnknown:
+	case p.Mode == cluster.KubeProxyUnknown:
 		return gvisor("kube-proxy's mode is unknown: %s", p.By)
 	case f.Refusal != nil:
 		return gvisor("kube-proxy is %s; but the system netstack is not available: %s", p, brief(f.Refusal.Message))

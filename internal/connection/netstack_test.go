@@ -46,10 +46,10 @@ func (r choiceRow) fits(asked, proxy, gateway, probe string) bool {
 }
 
 func TestChoiceMatchesTheDocumentedTable(t *testing.T) {
-	proxies := map[string]cluster.Proxy{
-		"iptables": {Mode: cluster.ProxyIPTables}, "nftables": {Mode: cluster.ProxyNFTables}, "ipvs": {Mode: cluster.ProxyIPVS},
-		"none": {Mode: cluster.ProxyNone}, "unknown": {Mode: cluster.ProxyUnknown},
-		"replaced": {Mode: cluster.ProxyNone, Replacement: "Cilium"},
+	proxies := map[string]cluster.KubeProxy{
+		"iptables": {Mode: cluster.KubeProxyIPTables}, "nftables": {Mode: cluster.KubeProxyNFTables}, "ipvs": {Mode: cluster.KubeProxyIPVS},
+		"none": {Mode: cluster.KubeProxyNone}, "unknown": {Mode: cluster.KubeProxyUnknown},
+		"replaced": {Mode: cluster.KubeProxyNone, Replacement: "Cilium"},
 	}
 	gateways := map[string]*api.Error{"admitted": nil, "refused": api.Errorf(api.ExitPermission, "no")}
 	probes := map[string]string{"passed": "", "failed": "pod 10.244.0.2:80: no answer"}
@@ -96,8 +96,8 @@ func TestChoiceMatchesTheDocumentedTable(t *testing.T) {
 }
 
 func TestChoiceStatesItsReason(t *testing.T) {
-	iptables := cluster.Proxy{Mode: cluster.ProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"}
-	ipvs := cluster.Proxy{Mode: cluster.ProxyIPVS, By: "the ConfigMap kube-system/kube-proxy"}
+	iptables := cluster.KubeProxy{Mode: cluster.KubeProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"}
+	ipvs := cluster.KubeProxy{Mode: cluster.KubeProxyIPVS, By: "the ConfigMap kube-system/kube-proxy"}
 	refusal := api.Errorf(api.ExitPermission, "jane may not patch pods/ephemeralcontainers in namespace kubevpn").WithHint("Ask a cluster admin to run:\nkubectl x")
 	for _, tt := range []struct {
 		name                string
@@ -115,17 +115,17 @@ func TestChoiceStatesItsReason(t *testing.T) {
 		},
 		{
 			name: "no_kube_proxy", netstack: "gvisor",
-			in:     facts{Asked: "auto", Proxy: cluster.Proxy{Mode: cluster.ProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}},
+			in:     facts{Asked: "auto", Proxy: cluster.KubeProxy{Mode: cluster.KubeProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}},
 			reason: "no kube-proxy serves ClusterIPs, by the absence of its ConfigMap, DaemonSet and pods",
 		},
 		{
 			name: "cilium", netstack: "gvisor",
-			in:     facts{Asked: "auto", Proxy: cluster.Proxy{Mode: cluster.ProxyNone, Replacement: "Cilium", By: "the ConfigMap kube-system/cilium-config"}},
+			in:     facts{Asked: "auto", Proxy: cluster.KubeProxy{Mode: cluster.KubeProxyNone, Replacement: "Cilium", By: "the ConfigMap kube-system/cilium-config"}},
 			reason: "Cilium serves ClusterIPs in kube-proxy's place, by the ConfigMap kube-system/cilium-config, and how it treats forwarded packets is unknown",
 		},
 		{
 			name: "unknown", netstack: "gvisor",
-			in:     facts{Asked: "auto", Proxy: cluster.Proxy{Mode: cluster.ProxyUnknown, By: "you may not list nodes"}},
+			in:     facts{Asked: "auto", Proxy: cluster.KubeProxy{Mode: cluster.KubeProxyUnknown, By: "you may not list nodes"}},
 			reason: "kube-proxy's mode is unknown: you may not list nodes",
 		},
 		{

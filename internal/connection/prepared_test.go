@@ -75,7 +75,7 @@ func TestNamedNetstackDoesNotWaitForLook(t *testing.T) {
 				new(fakeGateways).replace(s)
 				s.greet("m-1")
 				release := make(chan struct{})
-				go s.chooser.look(t.Context(), func(context.Context, string) cluster.Proxy {
+				go s.chooser.look(t.Context(), func(context.Context, string) cluster.KubeProxy {
 					<-release
 					return iptablesProxy
 				})

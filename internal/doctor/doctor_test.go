@@ -338,13 +338,13 @@ func TestAdmissionOf(t *testing.T) {
 
 func TestProxyOf(t *testing.T) {
 	for name, tt := range map[string]struct {
-		p    cluster.Proxy
+		p    cluster.KubeProxy
 		want finding
 	}{
-		"iptables": {cluster.Proxy{Mode: cluster.ProxyIPTables, By: "the ConfigMap x"}, finding{fine, 0, "iptables, by the ConfigMap x", ""}},
-		"none":     {cluster.Proxy{Mode: cluster.ProxyNone, By: "its absence"}, finding{warns, 0, "no kube-proxy serves ClusterIPs", "--netstack gvisor"}},
-		"Cilium":   {cluster.Proxy{Mode: cluster.ProxyNone, Replacement: "Cilium", By: "cilium-config"}, finding{fine, 0, "replaced by Cilium", ""}},
-		"unknown":  {cluster.Proxy{Mode: cluster.ProxyUnknown, By: "you may not list nodes"}, finding{passed, 0, "you may not list nodes", ""}},
+		"iptables": {cluster.KubeProxy{Mode: cluster.KubeProxyIPTables, By: "the ConfigMap x"}, finding{fine, 0, "iptables, by the ConfigMap x", ""}},
+		"none":     {cluster.KubeProxy{Mode: cluster.KubeProxyNone, By: "its absence"}, finding{warns, 0, "no kube-proxy serves ClusterIPs", "--netstack gvisor"}},
+		"Cilium":   {cluster.KubeProxy{Mode: cluster.KubeProxyNone, Replacement: "Cilium", By: "cilium-config"}, finding{fine, 0, "replaced by Cilium", ""}},
+		"unknown":  {cluster.KubeProxy{Mode: cluster.KubeProxyUnknown, By: "you may not list nodes"}, finding{passed, 0, "you may not list nodes", ""}},
 	} {
 		t.Run(name, func(t *testing.T) { tt.want.check(t, proxyOf(tt.p)) })
 	}

@@ -173,14 +173,14 @@ func admissionOf(namespace string, err error) api.Finding {
 // kubeProxy finds out what serves ClusterIPs.
 func kubeProxy(ctx context.Context, f *facts) api.Finding {
 	m, _ := f.manager() // without its node, Proxy does not ask kube-proxy itself
-	return proxyOf(f.cluster.Proxy(ctx, m.Node))
+	return proxyOf(f.cluster.KubeProxy(ctx, m.Node))
 }
 
-func proxyOf(p cluster.Proxy) api.Finding {
+func proxyOf(p cluster.KubeProxy) api.Finding {
 	switch {
-	case p.Mode == cluster.ProxyUnknown:
+	case p.Mode == cluster.KubeProxyUnknown:
 		return skipped("the mode is unknown: %s", p.By)
-	case p.Mode == cluster.ProxyNone && p.Replacement == "":
+	case p.Mode == cluster.KubeProxyNone && p.Replacement == "":
 		return warning("no kube-proxy serves ClusterIPs, by "+p.By,
 			"kubevpn resolves ClusterIPs itself, with the gvisor netstack; the system netstack does not reach them",
 			"kubevpn connect --netstack gvisor   # what `auto` chooses here")
