@@ -30,7 +30,6 @@ type Header struct {
 	Src, Dst netip.Addr
 	Version  uint8 // 4 or 6
 	Proto    uint8 // protocol of the payload, which begins after IPv6 extension headers
-	HopLimit uint8 // TTL of IPv4
 	// HeaderLen is the offset of the payload, after IPv4 options or IPv6 extension headers.
 	HeaderLen int
 	// Len is the packet's length according to its header. The parsed slice may be longer.
@@ -69,7 +68,6 @@ func parseIPv4(p []byte) (Header, error) {
 		Dst:            netip.AddrFrom4([4]byte(p[16:20])),
 		Version:        4,
 		Proto:          p[9],
-		HopLimit:       p[8],
 		HeaderLen:      int(p[0]&15) * 4,
 		Len:            int(binary.BigEndian.Uint16(p[2:])),
 		ID:             uint32(binary.BigEndian.Uint16(p[4:])),
@@ -94,7 +92,6 @@ func parseIPv6(p []byte) (Header, error) {
 		Dst:       netip.AddrFrom16([16]byte(p[24:40])),
 		Version:   6,
 		Proto:     p[6],
-		HopLimit:  p[7],
 		HeaderLen: IPv6HeaderLen,
 		Len:       IPv6HeaderLen + int(binary.BigEndian.Uint16(p[4:])),
 	}
@@ -139,12 +136,14 @@ func parseIPv6(p []byte) (Header, error) {
 	return Header{}, ErrHeader
 }
 
+// hopLimit is the TTL or hop limit of the headers that Outgoing writes.
+const hopLimit = 64
+
 // Outgoing describes an IP header to write.
 type Outgoing struct {
 	Src, Dst   netip.Addr // of the same family
 	Proto      uint8
-	HopLimit   uint8 // 0 means 64
-	PayloadLen int   // bytes after the IP header and the Fragment header
+	PayloadLen int // bytes after the IP header and the Fragment header
 	// Fragment makes the packet a part of a datagram. Only then are the next three fields used.
 	Fragment       bool
 	ID             uint32
@@ -155,17 +154,13 @@ type Outgoing struct {
 // Append appends the IP header to dst, with its checksum: 20 bytes for IPv4, 40 for IPv6, 48 for a fragment of IPv6. An
 // IPv4 packet that is not a fragment has DF set and the ID 0 (RFC 6864, atomic datagram).
 func (o *Outgoing) Append(dst []byte) []byte {
-	hopLimit := o.HopLimit
-	if hopLimit == 0 {
-		hopLimit = 64
-	}
 	if o.Src.Is4() {
-		return o.appendIPv4(dst, hopLimit)
+		return o.appendIPv4(dst)
 	}
-	return o.appendIPv6(dst, hopLimit)
+	return o.appendIPv6(dst)
 }
 
-func (o *Outgoing) appendIPv4(dst []byte, ttl uint8) []byte {
+func (o *Outgoing) appendIPv4(dst []byte) []byte {
 	start := len(dst)
 	var id, fragment uint16 = 0, 0x4000
 	if o.Fragment {
@@ -178,7 +173,7 @@ func (o *Outgoing) appendIPv4(dst []byte, ttl uint8) []byte {
 	dst = binary.BigEndian.AppendUint16(dst, uint16(IPv4HeaderLen+o.PayloadLen))
 	dst = binary.BigEndian.AppendUint16(dst, id)
 	dst = binary.BigEndian.AppendUint16(dst, fragment)
-	dst = append(dst, ttl, o.Proto, 0, 0)
+	dst = append(dst, hopLimit, o.Proto, 0, 0)
 	src, to := o.Src.As4(), o.Dst.As4()
 	dst = append(dst, src[:]...)
 	dst = append(dst, to[:]...)
@@ -186,7 +181,7 @@ func (o *Outgoing) appendIPv4(dst []byte, ttl uint8) []byte {
 	return dst
 }
 
-func (o *Outgoing) appendIPv6(dst []byte, hopLimit uint8) []byte {
+func (o *Outgoing) appendIPv6(dst []byte) []byte {
 	next, length := o.Proto, o.PayloadLen
 	if o.Fragment {
 		next, length = extFragment, length+FragmentHeaderLen

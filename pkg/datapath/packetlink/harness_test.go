@@ -73,10 +73,18 @@ func (s spec) bytes() []byte {
 	}
 	binary.BigEndian.PutUint16(transport[field:], sum)
 
-	out := packet.Outgoing{Src: src, Dst: dst, Proto: s.proto, PayloadLen: len(transport), HopLimit: s.ttl}
+	out := packet.Outgoing{Src: src, Dst: dst, Proto: s.proto, PayloadLen: len(transport)}
 	ip := out.Append(nil)
-	if !s.v6 && s.id != 0 {
-		binary.BigEndian.PutUint16(ip[4:], s.id)
+	switch {
+	case s.v6 && s.ttl != 0:
+		ip[7] = s.ttl
+	case !s.v6:
+		if s.ttl != 0 {
+			ip[8] = s.ttl
+		}
+		if s.id != 0 {
+			binary.BigEndian.PutUint16(ip[4:], s.id)
+		}
 		ip[10], ip[11] = 0, 0
 		binary.BigEndian.PutUint16(ip[10:], ^packet.Checksum(ip, 0))
 	}

@@ -53,7 +53,7 @@ func newRouter(t *testing.T) *router {
 	var in tun.Device
 	var out *os.File
 	if err := ns.Do(func() (err error) {
-		if in, err = tun.Open("in", 65520); err != nil {
+		if in, err = tuntest.Open("in", 65520); err != nil {
 			return err
 		}
 		out, err = plainTUN("out")

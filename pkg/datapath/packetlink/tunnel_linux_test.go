@@ -87,7 +87,7 @@ func newTunnelThrough(tb testing.TB, gso bool, v *valve) (laptop, manager *end) 
 	ctx, cancel := context.WithCancel(context.Background())
 	newEnd := func(n int) *end {
 		e := &end{Namespace: tuntest.NewNamespace(tb)}
-		if err := e.Do(func() (err error) { e.device, err = tun.Open("t0", 1400); return err }); err != nil {
+		if err := e.Do(func() (err error) { e.device, err = tuntest.Open("t0", 1400); return err }); err != nil {
 			tb.Fatal(err)
 		}
 		e.Run("ip", "addr", "add", fmt.Sprintf("10.9.0.%d/24", n), "dev", "t0")
@@ -129,7 +129,7 @@ func newTunnelThrough(tb testing.TB, gso bool, v *valve) (laptop, manager *end) 
 				tb.Error(err)
 				return
 			}
-			stream := int(s.Request().Src.Port())
+			stream := int(in.Request.Src.Port())
 			mu.Lock()
 			streams[stream] = s
 			mu.Unlock()

@@ -17,7 +17,7 @@ func TestDeviceKeepsTheContract(t *testing.T) {
 		t.Skip("NOT TESTED: only root can create a TUN device")
 	}
 	tuntest.TestDevice(t, func(t *testing.T) (tun.Device, tuntest.Peer) {
-		d, err := tun.Open("utun", tuntest.DeviceMTU)
+		d, err := tuntest.Open("utun", tuntest.DeviceMTU)
 		if err != nil {
 			t.Fatal(err)
 		}

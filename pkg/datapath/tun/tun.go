@@ -52,12 +52,3 @@ type Device interface {
 	// closed.
 	Close() error
 }
-
-// Open calls Create and Adopt in one process.
-func Open(name string, mtu int) (Device, error) {
-	f, err := Create(name, mtu)
-	if err != nil {
-		return nil, err
-	}
-	return Adopt(f, f.Name(), mtu)
-}

@@ -248,20 +248,14 @@ func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) 
 	p.status = ExitStatus{Code: 128 + int(unix.SIGKILL), Signal: unix.SIGKILL}
 }
 
-// Pid returns the process ID of the sandbox's init in the parent's PID namespace.
-func (p *Process) Pid() int { return p.init.Pid }
-
 // TUN returns the device [Interface], for tun.Adopt, or nil without Config.Network. Its Name is the interface name.
 // The network namespace exists as long as this file or a duplicate is open, even when the program has ended. The
 // Process closes this file when the sandbox has ended.
 func (p *Process) TUN() *os.File { return p.remote.tun }
 
-// Signal sends the program a signal. Before Run the signal is lost. After the program has ended, it returns
-// os.ErrProcessDone.
-func (p *Process) Signal(sig os.Signal) error { return p.signal(sig, false) }
-
 // Forward sends the program one of [Signals] that this process has received. It does not repeat a signal that the
-// terminal sent to the whole foreground job (interrupt, quit, hangup) if the program is part of that job.
+// terminal sent to the whole foreground job (interrupt, quit, hangup) if the program is part of that job. Before Run
+// the signal is lost. After the program has ended, Forward returns os.ErrProcessDone.
 func (p *Process) Forward(sig os.Signal) error {
 	ofTerminal := p.terminal != nil && slices.Contains([]os.Signal{unix.SIGINT, unix.SIGQUIT, unix.SIGHUP}, sig)
 	return p.signal(sig, ofTerminal)

@@ -30,10 +30,8 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) { return nil, err
 // A Process does not exist on this operating system.
 type Process struct{}
 
-func (p *Process) Pid() int                                   { return 0 }
 func (p *Process) Run(ctx context.Context) error              { return errNotHere() }
 func (p *Process) TUN() *os.File                              { return nil }
-func (p *Process) Signal(sig os.Signal) error                 { return errNotHere() }
 func (p *Process) Forward(sig os.Signal) error                { return errNotHere() }
 func (p *Process) Update(ctx context.Context, v Volume) error { return errNotHere() }
 func (p *Process) Wait() (ExitStatus, error)                  { return ExitStatus{}, errNotHere() }

@@ -190,7 +190,7 @@ func TestSmallWritesOvertakeBulk(t *testing.T) {
 			return &slowConn{Conn: c, rate: 20e6}, err
 		}}, transport.ServerConfig{})
 		serve(t, r.manager, func(st *transport.Stream) {
-			if st.Request().Dst.Port() == 7 {
+			if st.LocalAddr().(*net.TCPAddr).Port == 7 {
 				echo(st)
 			} else {
 				io.Copy(io.Discard, st)

@@ -78,7 +78,7 @@ type Client struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	session *Session
+	session *Session // nil while connecting
 	dials   map[*attempt]struct{}
 
 	kick  wakeup.Broadcast // sent by refresh: pauses end
@@ -113,20 +113,15 @@ func NewClient(cfg ClientConfig) *Client {
 	return &Client{cfg: cfg, log: cfg.Logger, dials: make(map[*attempt]struct{})}
 }
 
-// Session returns the current session, or nil while connecting.
-func (c *Client) Session() *Session {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.session
-}
-
 // Probe pings the other end on all links now, and dials a new conn for a link that receives nothing within timeout. It
 // ends pauses between attempts, and restarts attempts that have taken more than a second. Call it when the machine has
 // woken up or its network has changed.
 func (c *Client) Probe(timeout time.Duration) {
 	c.refresh(freshDial)
 	c.woken.Send()
-	s := c.Session()
+	c.mu.Lock()
+	s := c.session
+	c.mu.Unlock()
 	if s == nil {
 		return
 	}
@@ -180,15 +175,11 @@ func (c *Client) Run(ctx context.Context) error {
 
 // runSession creates a session and serves it until it ends. It returns the reason.
 func (c *Client) runSession(ctx context.Context) error {
-	var id SessionID
-	var tok token
-	randomise(id[:])
-	randomise(tok[:])
 	links := c.cfg.Links
 	if len(c.cfg.Preferred) > 0 {
 		links++ // the prober's
 	}
-	s := newSession(identity{id, tok, true}, links, c.cfg.Budget, c.cfg.Tuning, c.log)
+	s := newSession(newIdentity(), links, c.cfg.Budget, c.cfg.Tuning, c.log)
 	defer s.settle()
 	defer s.wg.Wait()
 	defer s.fail(ErrSessionClosed)

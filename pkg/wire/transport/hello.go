@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -136,6 +135,3 @@ func readReply(rd io.Reader) (r reply, err error) {
 	}
 	return reply{status: status(b[8]), received: binary.BigEndian.Uint64(b[16:])}, nil
 }
-
-// randomise fills b. crypto/rand.Read never fails: it ends the program rather than return weak bytes.
-func randomise(b []byte) { rand.Read(b) }

@@ -12,9 +12,6 @@ import (
 // concurrent.
 type Packets struct{ s *Stream }
 
-// Request returns the Request that opened the stream.
-func (p *Packets) Request() Request { return p.s.request }
-
 // Stats returns a snapshot.
 func (p *Packets) Stats() StreamStats { return p.s.Stats() }
 

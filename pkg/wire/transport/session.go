@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -52,6 +53,15 @@ type identity struct {
 	id     SessionID
 	token  token
 	client bool
+}
+
+// newIdentity returns the identity of a client's new session. crypto/rand.Read never fails: it ends the program rather
+// than return weak bytes.
+func newIdentity() identity {
+	who := identity{client: true}
+	rand.Read(who.id[:])
+	rand.Read(who.token[:])
+	return who
 }
 
 func newSession(who identity, links int, b *Budget, t Tuning, log *slog.Logger) *Session {

@@ -74,9 +74,6 @@ func newStream(l *link, id uint32, r Request, datagrams, opened bool) *Stream {
 	return s
 }
 
-// Request returns the Request that opened the stream.
-func (s *Stream) Request() Request { return s.request }
-
 // LocalAddr returns the request's source at the end that opened the stream, and its destination at the other end.
 func (s *Stream) LocalAddr() net.Addr {
 	if s.opened {

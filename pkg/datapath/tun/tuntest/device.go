@@ -232,3 +232,12 @@ func testClose(t *testing.T, d tun.Device, _ Peer) {
 		t.Errorf("Writev after Close: %v, want os.ErrClosed", err)
 	}
 }
+
+// Open calls tun.Create and tun.Adopt in one process.
+func Open(name string, mtu int) (tun.Device, error) {
+	f, err := tun.Create(name, mtu)
+	if err != nil {
+		return nil, err
+	}
+	return tun.Adopt(f, f.Name(), mtu)
+}
