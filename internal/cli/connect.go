@@ -319,7 +319,7 @@ func (s *settingFlags) resolve(ctx context.Context, a *app, kube *kubeFlags, on 
 		return cfg, nil, prepared, err
 	}
 	if failed != nil {
-		on(api.Event{Warning: "continuing without the client defaults of the cluster: " + failed.Error()})
+		on(api.Event{Warning: "continuing without the client defaults of the cluster: " + c.Explain(failed).Message})
 	}
 	for _, warning := range cfg.ApplyDefaults(defaults.Source, defaults.Data) {
 		on(api.Event{Warning: warning})

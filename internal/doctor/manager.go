@@ -19,9 +19,13 @@ import (
 func (f *facts) lookForManager(ctx context.Context) (install.Inspection, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	return install.Inspect(ctx, f.cluster, install.Options{
+	i, err := install.Inspect(ctx, f.cluster, install.Options{
 		Namespace: f.Settings.ManagerNamespace, FallbackNamespace: f.prepared.Namespace, Image: f.Settings.Image,
 	})
+	if err != nil {
+		return i, f.cluster.Explain(err) // also checkTimeout
+	}
+	return i, nil
 }
 
 // managerHere checks whether there is a usable traffic manager, or the user may install one.

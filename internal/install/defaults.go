@@ -7,8 +7,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-
-	"kubevpn/internal/cluster"
 )
 
 // DefaultsName is the name of the ConfigMap in the manager's namespace with the client defaults: what an admin
@@ -23,27 +21,19 @@ type Defaults struct {
 
 // ReadDefaults reads the client defaults from the namespace or, if that is empty, from the one that Ensure uses: the
 // fallback if the user may not look for a manager in DefaultNamespace. Missing defaults, and defaults that the user may
-// not read, are no error. Errors are *api.Error.
-func ReadDefaults(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (Defaults, error) {
-	d, err := readDefaults(ctx, c.Kube(), Options{Namespace: namespace, FallbackNamespace: fallback})
-	if err != nil {
-		return Defaults{}, c.Explain(err)
-	}
-	return d, nil
-}
-
-func readDefaults(ctx context.Context, kube kubernetes.Interface, o Options) (Defaults, error) {
+// not read, are no error. Errors are *api.Error, or ctx's.
+func ReadDefaults(ctx context.Context, c apiServer, namespace, fallback string) (Defaults, error) {
+	kube, o := c.Kube(), Options{Namespace: namespace, FallbackNamespace: fallback}
 	ns := o.namespace()
 	d, err := defaultsIn(ctx, kube, ns)
-	if !apierrors.IsForbidden(err) || len(o.namespaces()) == 1 {
-		return d, ignoreDenied(err)
+	if apierrors.IsForbidden(err) && len(o.namespaces()) > 1 {
+		// The manager may still be in ns: an older user Role does not allow to read the defaults.
+		_, err = kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
+		if apierrors.IsForbidden(err) {
+			d, err = defaultsIn(ctx, kube, fallback)
+		}
 	}
-	// The manager may still be in ns: an older user Role does not allow to read the defaults.
-	if _, err := kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{}); !apierrors.IsForbidden(err) {
-		return Defaults{}, ignoreDenied(err)
-	}
-	d, err = defaultsIn(ctx, kube, o.FallbackNamespace)
-	return d, ignoreDenied(err)
+	return d, c.ExplainContext(ctx, ignoreDenied(err))
 }
 
 func defaultsIn(ctx context.Context, kube kubernetes.Interface, namespace string) (Defaults, error) {

@@ -32,7 +32,7 @@ func TestDefaultsComeFromTheNamespaceOfTheManager(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := readDefaults(t.Context(), newWorld(tt.deny, "", tt.objects...), Options{Namespace: tt.asked, FallbackNamespace: "shop"})
+			got, err := ReadDefaults(t.Context(), newWorld(tt.deny, "", tt.objects...), tt.asked, "shop")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,6 +20,13 @@ import (
 	"kubevpn/pkg/wakeup"
 )
 
+// apiServer is the API server of a *cluster.Cluster.
+type apiServer interface {
+	Kube() kubernetes.Interface
+	// ExplainContext converts the error of a request into an *api.Error, or returns the error of a ctx that has ended.
+	ExplainContext(ctx context.Context, err error) error
+}
+
 // Result describes the traffic manager that Ensure found or installed.
 type Result struct {
 	Namespace string
@@ -41,21 +48,19 @@ const (
 )
 
 // Ensure finds or installs the traffic manager, and waits up to two minutes until a pod of it runs. It reports progress
-// to o.Progress. Several laptops may call it at once. Errors are *api.Error.
-func Ensure(ctx context.Context, c *cluster.Cluster, o Options) (Result, error) {
+// to o.Progress. Several laptops may call it at once. Errors are *api.Error, or ctx's.
+func Ensure(ctx context.Context, c apiServer, o Options) (Result, error) {
 	e := &ensurer{kube: c.Kube(), o: o, timeout: readyTimeout}
-	if err := e.run(ctx); err != nil {
-		return Result{}, c.Explain(err)
-	}
-	return e.result, nil
+	err := e.run(ctx)
+	return e.result, c.ExplainContext(ctx, err)
 }
 
 // FindPod returns the name of a pod in which the traffic manager runs. It waits for one until ctx ends.
-func FindPod(ctx context.Context, c *cluster.Cluster, namespace string) (string, error) {
+func FindPod(ctx context.Context, c apiServer, namespace string) (string, error) {
 	w := waiter{kube: c.Kube(), namespace: namespace, timeout: readyTimeout}
 	pod, err := w.wait(ctx)
 	if err != nil {
-		return "", c.Explain(err)
+		return "", c.ExplainContext(ctx, err)
 	}
 	return pod.Name, nil
 }

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
@@ -43,6 +44,11 @@ func newWorld(deny, secret string, objects ...runtime.Object) *world {
 	w.PrependReactor("*", "*", w.react)
 	return w
 }
+
+func (w *world) Kube() kubernetes.Interface { return w }
+
+// ExplainContext returns the error as it is.
+func (w *world) ExplainContext(_ context.Context, err error) error { return err }
 
 func match(rules []string, verb, resource, namespace string) bool {
 	return slices.ContainsFunc(rules, func(rule string) bool {

@@ -55,23 +55,18 @@ func (o GatewayOptions) tell(format string, args ...any) {
 }
 
 // MayAddGateway returns nil if a gateway runs, or if the cluster (RBAC, pod security, webhooks) would admit one now.
-// Otherwise it returns an *api.Error with the reason and a hint for an admin. It changes nothing.
-func MayAddGateway(ctx context.Context, c *cluster.Cluster, o GatewayOptions) error {
+// Otherwise it returns an *api.Error with the reason and a hint for an admin, or ctx's error. It changes nothing.
+func MayAddGateway(ctx context.Context, c apiServer, o GatewayOptions) error {
 	g := adder{kube: c.Kube(), o: o}
-	if err := g.may(ctx); err != nil {
-		return c.Explain(err)
-	}
-	return nil
+	return c.ExplainContext(ctx, g.may(ctx))
 }
 
 // AddGateway adds a gateway to the pod unless one runs there, and waits until it runs. If the runtime's device rules
-// deny TUN devices to unprivileged containers, it adds a privileged container and reports this. Errors are *api.Error.
-func AddGateway(ctx context.Context, c *cluster.Cluster, o GatewayOptions) error {
+// deny TUN devices to unprivileged containers, it adds a privileged container and reports this. Errors are *api.Error, or
+// ctx's.
+func AddGateway(ctx context.Context, c apiServer, o GatewayOptions) error {
 	g := adder{kube: c.Kube(), o: o, timeout: readyTimeout, handover: handoverTimeout}
-	if err := g.run(ctx); err != nil {
-		return c.Explain(err)
-	}
-	return nil
+	return c.ExplainContext(ctx, g.run(ctx))
 }
 
 // gatewayContainer returns the gateway's container, which needs the Pod Security level "privileged".

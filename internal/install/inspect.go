@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -29,22 +28,14 @@ type Inspection struct {
 }
 
 // Inspect looks for the traffic manager as Ensure does, and changes nothing. It prefers the namespace in which the user
-// can use or install one. Errors are *api.Error.
-func Inspect(ctx context.Context, c *cluster.Cluster, o Options) (Inspection, error) {
-	i, err := inspect(ctx, c.Kube(), o)
-	if err != nil {
-		return Inspection{}, c.Explain(err)
-	}
-	return i, nil
-}
-
-func inspect(ctx context.Context, kube kubernetes.Interface, o Options) (Inspection, error) {
-	e := &ensurer{kube: kube, o: o}
+// can use or install one. Errors are *api.Error, or ctx's.
+func Inspect(ctx context.Context, c apiServer, o Options) (Inspection, error) {
+	e := &ensurer{kube: c.Kube(), o: o}
 	var preferred Inspection
 	for n, ns := range o.namespaces() {
 		i, err := e.inspect(ctx, ns)
 		if err != nil || len(i.Lacking) == 0 {
-			return i, err
+			return i, c.ExplainContext(ctx, err)
 		}
 		if n == 0 {
 			preferred = i
@@ -148,17 +139,13 @@ func RightsTable(manager, namespace string) []Rights {
 }
 
 // Check asks the cluster which of the rights the user has. If it does not answer, Check assumes that the user has them.
-func Check(ctx context.Context, c *cluster.Cluster, table []Rights) []api.Right {
-	return check(ctx, c.Kube(), table)
-}
-
-func check(ctx context.Context, kube kubernetes.Interface, table []Rights) []api.Right {
+func Check(ctx context.Context, c apiServer, table []Rights) []api.Right {
 	var all []cluster.Permission
 	for _, r := range table {
 		all = append(all, r.Needs...)
 	}
 	denied := map[cluster.Permission]bool{}
-	for _, p := range lacking(ctx, kube, all) {
+	for _, p := range lacking(ctx, c.Kube(), all) {
 		denied[p] = true
 	}
 	out := make([]api.Right, 0, len(table))
@@ -175,12 +162,12 @@ func check(ctx context.Context, kube kubernetes.Interface, table []Rights) []api
 	return out
 }
 
-// AnyPod returns the name of any running pod of the namespace, or "".
-func AnyPod(ctx context.Context, c *cluster.Cluster, namespace string) (string, error) {
+// AnyPod returns the name of any running pod of the namespace, or "". Errors are *api.Error, or ctx's.
+func AnyPod(ctx context.Context, c apiServer, namespace string) (string, error) {
 	list, err := c.Kube().CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: "status.phase=" + string(corev1.PodRunning), Limit: 1})
 	if err != nil {
-		return "", fmt.Errorf("looking for a pod: %w", c.Explain(err))
+		return "", c.ExplainContext(ctx, fmt.Errorf("looking for a pod: %w", err))
 	}
 	if len(list.Items) == 0 {
 		return "", nil

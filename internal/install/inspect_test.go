@@ -41,7 +41,7 @@ func TestInspectSeesWhatEnsureWouldUse(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(tt.deny, "", tt.objects...)
-			got, err := inspect(t.Context(), w, Options{FallbackNamespace: "team", Image: tt.image})
+			got, err := Inspect(t.Context(), w, Options{FallbackNamespace: "team", Image: tt.image})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +81,7 @@ func codeOf(e *api.Error) api.ExitCode {
 
 func TestCheckNamesMissingRights(t *testing.T) {
 	w := newWorld("create:pods/exec@team patch:clusterroles@", "")
-	for _, r := range check(t.Context(), w, RightsTable("kubevpn", "team")) {
+	for _, r := range Check(t.Context(), w, RightsTable("kubevpn", "team")) {
 		want := ""
 		switch {
 		case strings.Contains(r.Gives, "files, dev"), strings.Contains(r.Gives, "why --from"):

@@ -51,14 +51,12 @@ const stepRemove = "Removing the traffic manager"
 
 // Remove deletes all objects that were installed for the manager in one namespace, and waits until they are gone. It
 // returns the objects that existed. It deletes the namespace only if kubevpn created it and it contains nothing else.
-// If the user lacks a permission, or a Helm release owns the manager, Remove deletes nothing. Errors are *api.Error.
-func Remove(ctx context.Context, c *cluster.Cluster, o RemoveOptions) ([]Removed, error) {
+// If the user lacks a permission, or a Helm release owns the manager, Remove deletes nothing. Errors are *api.Error, or
+// ctx's.
+func Remove(ctx context.Context, c apiServer, o RemoveOptions) ([]Removed, error) {
 	r := &remover{kube: c.Kube(), o: o, ns: Options{Namespace: o.Namespace}.namespace()}
 	removed, err := r.run(ctx)
-	if err != nil {
-		return removed, c.Explain(err)
-	}
-	return removed, nil
+	return removed, c.ExplainContext(ctx, err)
 }
 
 type remover struct {

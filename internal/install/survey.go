@@ -73,8 +73,7 @@ func listManagerPods(ctx context.Context, kube kubernetes.Interface, namespace s
 
 // Pods returns the pods that look like the traffic manager's, and their namespace: in the namespace or, if that is
 // empty, in the one that Ensure probably uses. It verifies nothing.
-func Pods(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (ns string, pods []*corev1.Pod,
-	err error) {
+func Pods(ctx context.Context, c apiServer, namespace, fallback string) (ns string, pods []*corev1.Pod, err error) {
 	o := Options{Namespace: namespace, FallbackNamespace: fallback}
 	for _, ns = range o.namespaces() {
 		if pods, err = listManagerPods(ctx, c.Kube(), ns); !apierrors.IsForbidden(err) {
@@ -86,7 +85,7 @@ func Pods(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (
 
 // GuessPod returns a ready pod that looks like the traffic manager's: in the namespace or, if that is empty, in the one
 // that Ensure probably uses. It verifies nothing and does not wait. pod is empty if it finds none.
-func GuessPod(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (found, pod string) {
+func GuessPod(ctx context.Context, c apiServer, namespace, fallback string) (found, pod string) {
 	ns, pods, _ := Pods(ctx, c, namespace, fallback) // an error is no pod
 	if v := judge(snapshot{namespace: ns, pods: pods}); v.ready {
 		return ns, v.pod.Name

@@ -18,26 +18,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 )
 
 // program is the path of the traffic manager in its image.
 const program = "/traffic"
 
 // Image returns the image of the trusted traffic manager's Deployment, from which agents, gateways and clones run too.
-// It fails if another manager has replaced the trusted one. Errors are *api.Error.
-func Image(ctx context.Context, c *cluster.Cluster, trusted api.TrustedManager) (string, error) {
-	image, err := imageOf(ctx, c.Kube(), trusted)
+// It fails if another manager has replaced the trusted one. Errors are *api.Error, or ctx's.
+func Image(ctx context.Context, c apiServer, trusted api.TrustedManager) (string, error) {
+	d, now, err := readManager(ctx, c.Kube(), trusted.Namespace)
 	if err != nil {
-		return "", c.Explain(err)
-	}
-	return image, nil
-}
-
-func imageOf(ctx context.Context, kube kubernetes.Interface, trusted api.TrustedManager) (string, error) {
-	d, now, err := readManager(ctx, kube, trusted.Namespace)
-	if err != nil {
-		return "", fmt.Errorf("reading the traffic manager's Deployment: %w", err)
+		return "", c.ExplainContext(ctx, fmt.Errorf("reading the traffic manager's Deployment: %w", err))
 	}
 	if err := checkShape(d); err != nil {
 		return "", err
@@ -52,42 +43,27 @@ func imageOf(ctx context.Context, kube kubernetes.Interface, trusted api.Trusted
 }
 
 // NeedsPullSecret reports whether a pod of the traffic manager names a Secret to pull its image; then agents and clones
-// need one, too. Unlike the Deployment, pods also name the Secrets of their service account. Errors are *api.Error.
-func NeedsPullSecret(ctx context.Context, c *cluster.Cluster, namespace string) (bool, error) {
-	needs, err := needsPullSecret(ctx, c.Kube(), namespace)
+// need one, too. Unlike the Deployment, pods also name the Secrets of their service account. Errors are *api.Error, or
+// ctx's.
+func NeedsPullSecret(ctx context.Context, c apiServer, namespace string) (bool, error) {
+	pods, err := listManagerPods(ctx, c.Kube(), namespace)
 	if err != nil {
-		return false, c.Explain(err)
-	}
-	return needs, nil
-}
-
-func needsPullSecret(ctx context.Context, kube kubernetes.Interface, namespace string) (bool, error) {
-	pods, err := listManagerPods(ctx, kube, namespace)
-	if err != nil {
-		return false, fmt.Errorf("looking for the traffic manager's pod: %w", err)
+		return false, c.ExplainContext(ctx, fmt.Errorf("looking for the traffic manager's pod: %w", err))
 	}
 	return slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return len(p.Spec.ImagePullSecrets) > 0 }), nil
 }
 
 // Find returns the image of the traffic manager in the namespace, or else in the fallback, for a user without a
-// connection. consent must include the manager. Errors are *api.Error.
-func Find(ctx context.Context, c *cluster.Cluster, namespace, fallback string, consent api.Consent) (string, error) {
-	image, err := find(ctx, c.Kube(), Options{Namespace: namespace, FallbackNamespace: fallback}, consent)
-	if err != nil {
-		return "", c.Explain(err)
-	}
-	return image, nil
-}
-
-func find(ctx context.Context, kube kubernetes.Interface, o Options, consent api.Consent) (string, error) {
-	namespaces := o.namespaces()
+// connection. consent must include the manager. Errors are *api.Error, or ctx's.
+func Find(ctx context.Context, c apiServer, namespace, fallback string, consent api.Consent) (string, error) {
+	namespaces := Options{Namespace: namespace, FallbackNamespace: fallback}.namespaces()
 	for _, ns := range namespaces {
-		d, now, err := readManager(ctx, kube, ns)
+		d, now, err := readManager(ctx, c.Kube(), ns)
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 			continue
 		}
 		if err != nil {
-			return "", fmt.Errorf("looking for the traffic manager in %s: %w", ns, err)
+			return "", c.ExplainContext(ctx, fmt.Errorf("looking for the traffic manager in %s: %w", ns, err))
 		}
 		if err := checkShape(d); err != nil {
 			return "", err

@@ -212,20 +212,20 @@ func TestImageComesFromTheTrustedDeployment(t *testing.T) {
 	}
 	w := newWorld("", "", objects...)
 	m := api.TrustedManager{Namespace: "kubevpn", Repository: "registry.example/kubevpn", ServiceAccount: ManagerName}
-	if got, err := imageOf(t.Context(), w, m); err != nil || got != image {
+	if got, err := Image(t.Context(), w, m); err != nil || got != image {
 		t.Errorf("got %q, %v; want the template's image", got, err)
 	}
-	if got, err := find(t.Context(), w, Options{}, api.Consent{Managers: []api.TrustedManager{m}}); err != nil || got != image {
+	if got, err := Find(t.Context(), w, "", "", api.Consent{Managers: []api.TrustedManager{m}}); err != nil || got != image {
 		t.Errorf("without a connection: %q, %v", got, err)
 	}
-	if _, err := find(t.Context(), w, Options{}, api.Consent{}); api.AsError(err).Code != api.ExitConsent {
+	if _, err := Find(t.Context(), w, "", "", api.Consent{}); api.AsError(err).Code != api.ExitConsent {
 		t.Errorf("without a connection, not trusted: %v", err)
 	}
-	if _, err := find(t.Context(), newWorld("", ""), Options{FallbackNamespace: "team"}, api.Consent{}); api.AsError(err).Code != api.ExitInstall {
+	if _, err := Find(t.Context(), newWorld("", ""), "", "team", api.Consent{}); api.AsError(err).Code != api.ExitInstall {
 		t.Errorf("none there: %v", err)
 	}
 	m.Repository = "registry.example/old"
-	if _, err := imageOf(t.Context(), w, m); api.AsError(err).Code != api.ExitConsent {
+	if _, err := Image(t.Context(), w, m); api.AsError(err).Code != api.ExitConsent {
 		t.Errorf("of another repository by now: %v", err)
 	}
 }
@@ -237,7 +237,7 @@ func TestManagerNeedsPullSecret(t *testing.T) {
 		if want { // of the template, or added by admission from the service account
 			pod.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "registry"}}
 		}
-		if got, err := needsPullSecret(t.Context(), newWorld("", "", pod), "kubevpn"); err != nil || got != want {
+		if got, err := NeedsPullSecret(t.Context(), newWorld("", "", pod), "kubevpn"); err != nil || got != want {
 			t.Errorf("got %v, %v, want %v", got, err, want)
 		}
 	}

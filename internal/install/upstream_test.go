@@ -55,7 +55,7 @@ func TestOtherKubevpnIsRecognizedAndNotChanged(t *testing.T) {
 			return (&ensurer{kube: w, o: Options{Image: image, Namespace: "team"}, timeout: 10 * time.Second}).run(t.Context())
 		}, "Deployment team/kubevpn-traffic-manager belongs to", "docs/migrating.md"},
 		{"reset", upstream("kubevpn"), func(w *world) error {
-			_, err := find(t.Context(), w, Options{}, consent)
+			_, err := Find(t.Context(), w, "", "", consent)
 			return err
 		}, "belongs to the other kubevpn", "Nothing was changed"},
 		{"uninstall", upstream("kubevpn"), func(w *world) error {
