@@ -7,7 +7,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 )
 
 func TestDeploymentIsBrokenAfterAFailedPullOrAMinute(t *testing.T) {
@@ -35,9 +34,8 @@ func TestDeploymentIsBrokenAfterAFailedPullOrAMinute(t *testing.T) {
 			d.Status = appsv1.DeploymentStatus{AvailableReplicas: tt.available, Conditions: []appsv1.DeploymentCondition{{
 				Type: appsv1.DeploymentAvailable, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(time.Now().Add(-tt.since)),
 			}}}
-			e := &ensurer{kube: fake.NewClientset(pod)}
-			if got := e.broken(t.Context(), "n", d); got != tt.want {
-				t.Errorf("broken = %v, want %v", got, tt.want)
+			if got := isBroken(d, []*corev1.Pod{pod}); got != tt.want {
+				t.Errorf("isBroken = %v, want %v", got, tt.want)
 			}
 		})
 	}

@@ -389,7 +389,7 @@ func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 	if e.release = releaseOf(d); e.release != nil {
 		e.result.Release = e.release.name
 	}
-	broken := e.broken(ctx, ns, d)
+	broken := isBroken(d, s.pods)
 	switch {
 	case e.o.Image == "" || e.result.Image == e.o.Image:
 	case e.o.Upgrade && e.release != nil:
@@ -403,15 +403,15 @@ func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 		return e.applyManager(ctx, ns)
 	}
 	if d.Status.AvailableReplicas == 0 {
-		e.pullAgain(ctx, ns)
+		e.pullAgain(ctx, ns, s.pods)
 	}
 	return e.repair(ctx, ns, s, broken)
 }
 
 // pullAgain deletes the pods whose image could not be pulled, if the user may. The kubelet pulls the image of their
 // successors at once, but waits up to five minutes before it retries a failed pull.
-func (e *ensurer) pullAgain(ctx context.Context, ns string) {
-	stuck := e.unpullable(ctx, ns)
+func (e *ensurer) pullAgain(ctx context.Context, ns string, pods []*corev1.Pod) {
+	stuck := unpullable(pods)
 	if len(stuck) == 0 || len(lacking(ctx, e.kube,
 		[]cluster.Permission{{Verb: "delete", Resource: "pods", Namespace: ns}})) > 0 {
 		return
@@ -427,21 +427,17 @@ func (e *ensurer) pullAgain(ctx context.Context, ns string) {
 	}
 }
 
-// broken reports whether nobody can be using the manager, and waiting will probably not repair it.
-func (e *ensurer) broken(ctx context.Context, ns string, d *appsv1.Deployment) bool {
+// isBroken reports whether nobody can be using the manager, and waiting will probably not repair it.
+func isBroken(d *appsv1.Deployment, pods []*corev1.Pod) bool {
 	if d.Status.AvailableReplicas > 0 || d.Status.ObservedGeneration != d.Generation {
 		return false
 	}
-	return mature(d) || len(e.unpullable(ctx, ns)) > 0
+	return mature(d) || len(unpullable(pods)) > 0
 }
 
 // unpullable returns the pods whose image cannot be pulled. Unlike mature, it needs no wait when a user who gave a
 // wrong image tries another one.
-func (e *ensurer) unpullable(ctx context.Context, ns string) (stuck []*corev1.Pod) {
-	pods, err := listManagerPods(ctx, e.kube, ns)
-	if err != nil {
-		return nil // mature decides
-	}
+func unpullable(pods []*corev1.Pod) (stuck []*corev1.Pod) {
 	for _, p := range pods {
 		if why := judgePod(p).problem; p.DeletionTimestamp == nil && why != nil && why.err.Code == api.ExitImagePull {
 			stuck = append(stuck, p)

@@ -24,7 +24,7 @@ type survey struct {
 	namespaceErr error
 	lacking      []cluster.Permission // of toUse
 	parts        []error              // of reading each of ensurer.parts
-	pods         []*corev1.Pod        // of the manager; none if the user may not list them
+	pods         []*corev1.Pod        // of the manager; none if they could not be listed
 }
 
 func (e *ensurer) survey(ctx context.Context, ns string) *survey {
