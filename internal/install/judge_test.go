@@ -167,7 +167,7 @@ func TestJudgeNamesTheProblemOfAPod(t *testing.T) {
 
 // A problem ends the wait only after its grace; a change of state restarts the grace.
 func TestWeighReportsOnlyLastingProblems(t *testing.T) {
-	w := &waiter{lasting: map[string]time.Time{}}
+	w := &waiter{}
 	now := time.Now()
 	image := verdict{problem: &problem{graceRetry, api.Errorf(api.ExitImagePull, "first words")}}
 	reworded := verdict{problem: &problem{graceNone, api.Errorf(api.ExitImagePull, "back-off")}}

@@ -34,8 +34,9 @@ type waiter struct {
 	timeout    time.Duration
 	tell       func(format string, args ...any) // may be nil
 
-	lasting map[string]time.Time // when each problem began
-	said    string               // the latest detail
+	lasting string    // identifies the problem that lasts; "": none
+	since   time.Time // when it began
+	said    string    // the latest detail
 }
 
 // wait returns the pod. Its errors are *api.Error, or ctx's.
@@ -57,7 +58,6 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	running.Go(func() { deployments.Run(ctx) })
 	running.Go(func() { sets.Run(ctx) })
 
-	w.lasting = make(map[string]time.Time)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -87,11 +87,11 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 // weigh returns the pod or the error with which wait ends, or the time after which it must judge again even if nothing
 // changes.
 func (w *waiter) weigh(v verdict, now time.Time) (pod *corev1.Pod, again time.Duration, err error) {
-	if v.detail != "" && v.detail != w.said && w.tell != nil {
-		w.tell("%s", v.detail)
-	}
-	if v.detail != "" {
+	if v.detail != "" && v.detail != w.said {
 		w.said = v.detail
+		if w.tell != nil {
+			w.tell("%s", v.detail)
+		}
 	}
 	if v.pod != nil && v.ready {
 		return v.pod, 0, nil
@@ -104,16 +104,13 @@ func (w *waiter) weigh(v verdict, now time.Time) (pod *corev1.Pod, again time.Du
 		// The kubelet changes the text of a problem while it lasts, so the code identifies it.
 		key, grace = "problem "+strconv.Itoa(int(v.problem.err.Code)), v.problem.grace
 	default:
-		clear(w.lasting)
+		w.lasting = ""
 		return nil, 0, nil
 	}
-	since, lasts := w.lasting[key]
-	if !lasts {
-		clear(w.lasting)
-		since = now
-		w.lasting[key] = now
+	if key != w.lasting {
+		w.lasting, w.since = key, now
 	}
-	if left := grace - now.Sub(since); left > 0 {
+	if left := grace - now.Sub(w.since); left > 0 {
 		return nil, left, nil
 	}
 	if v.pod != nil {
