@@ -2,6 +2,7 @@ package install
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -76,39 +77,22 @@ type ensurer struct {
 	seen       snapshot // of the manager that is used
 }
 
-// denial explains why the user cannot use or install a manager in a namespace.
+// denial is the error of a user who cannot use or install a manager in a namespace, but perhaps in another one.
 type denial struct {
 	err     error // for the user, if there is no other namespace
 	text    string
 	denials []cluster.Permission
 }
 
+func (d *denial) Error() string { return d.err.Error() }
+func (d *denial) Unwrap() error { return d.err }
+
 func (e *ensurer) run(ctx context.Context) error {
 	if err := e.o.checkExpose(); err != nil {
 		return err
 	}
-	namespaces := e.o.namespaces()
-	ns := namespaces[0]
-	no, err := e.try(ctx, ns)
-	if err != nil {
+	if err := e.findOrInstall(ctx); err != nil {
 		return err
-	}
-	if no != nil {
-		if len(namespaces) == 1 {
-			return no.err
-		}
-		fallback := namespaces[1]
-		e.o.Namespace = fallback
-		also, err := e.try(ctx, fallback)
-		if err != nil {
-			return err
-		}
-		if also != nil {
-			return e.bothDenied(ctx, ns, no, fallback, also)
-		}
-		e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a "+
-			"cluster admin to run\n%s",
-			fallback, no.text, ns, e.ask(ctx, ns))
 	}
 	e.result.Namespace = e.o.namespace()
 	if err := e.expose(ctx); err != nil {
@@ -130,6 +114,30 @@ func (e *ensurer) run(ctx context.Context) error {
 			"this ends the open connections of all its users", e.result.Namespace, e.result.Image, e.o.Image, upgrade)
 		e.result.ImageWarning = e.result.Warnings[len(e.result.Warnings)-1]
 	}
+	return nil
+}
+
+// findOrInstall uses the manager in the first namespace in which the user may use or install one. If that is the
+// fallback, it warns.
+func (e *ensurer) findOrInstall(ctx context.Context) error {
+	namespaces := e.o.namespaces()
+	ns := namespaces[0]
+	err := e.try(ctx, ns)
+	no, denied := errors.AsType[*denial](err)
+	if !denied || len(namespaces) == 1 {
+		return err
+	}
+	fallback := namespaces[1]
+	e.o.Namespace = fallback
+	err = e.try(ctx, fallback)
+	if also, denied := errors.AsType[*denial](err); denied {
+		return e.bothDenied(ctx, ns, no, fallback, also)
+	}
+	if err != nil {
+		return err
+	}
+	e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a "+
+		"cluster admin to run\n%s", fallback, no.text, ns, e.ask(ctx, ns))
 	return nil
 }
 
@@ -169,23 +177,23 @@ func (e *ensurer) bothDenied(ctx context.Context, ns string, no *denial, fallbac
 		WithHint("%s", hint)
 }
 
-// try uses the manager in ns, or installs it there. It returns a denial if the user lacks the rights.
-func (e *ensurer) try(ctx context.Context, ns string) (*denial, error) {
+// try uses the manager in ns, or installs it there. It returns a *denial if the user lacks the rights.
+func (e *ensurer) try(ctx context.Context, ns string) error {
 	s, err := e.existing(ctx, ns)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	switch {
 	case apierrors.IsForbidden(s.managerErr):
-		return e.denied(ctx, ns, "look for it", s.managerErr), nil
+		return e.denied(ctx, ns, "look for it", s.managerErr)
 	case apierrors.IsNotFound(s.managerErr):
 		return e.install(ctx, ns, s)
 	case s.managerErr != nil:
-		return nil, s.managerErr
+		return s.managerErr
 	case len(s.lacking) > 0:
-		return e.mayNot(ctx, ns, "use it", s.lacking), nil
+		return e.mayNot(ctx, ns, "use it", s.lacking)
 	}
-	return nil, e.use(ctx, ns, s)
+	return e.use(ctx, ns, s)
 }
 
 // existing surveys ns. It waits while the manager there, or the namespace, is being deleted.
@@ -266,51 +274,51 @@ func (e *ensurer) ask(ctx context.Context, ns string) string {
 	return "  " + install + "\n  " + cluster.BindCommand(ns, userRoleName, username(ctx, e.kube))
 }
 
-// install makes a new manager in ns.
-func (e *ensurer) install(ctx context.Context, ns string, s *survey) (*denial, error) {
+// install makes a new manager in ns. It returns a *denial if the user lacks the rights.
+func (e *ensurer) install(ctx context.Context, ns string, s *survey) error {
 	needs := append(toInstall(ns), toUse(ns)...)
 	n, err := s.namespace, s.namespaceErr
 	create := apierrors.IsNotFound(err)
 	if create {
 		needs = append(needs, cluster.Permission{Verb: "create", Resource: "namespaces"})
 	} else if err != nil && !apierrors.IsForbidden(err) {
-		return nil, fmt.Errorf("looking for the namespace %s: %w", ns, err)
+		return fmt.Errorf("looking for the namespace %s: %w", ns, err)
 	}
 	if missing := lacking(ctx, e.kube, needs); len(missing) > 0 {
-		return e.mayNot(ctx, ns, "install it", missing), nil
+		return e.mayNot(ctx, ns, "install it", missing)
 	}
 	if err := e.o.noImage(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := e.upstreamLeftovers(ctx, ns); err != nil {
-		return nil, err
+		return err
 	}
 	if !create && e.o.Namespace == "" {
 		if err := e.trustNamespace(n, ns); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if r, err := releaseIn(ctx, e.kube, ns); err != nil {
-		return nil, err
+		return err
 	} else if r != nil {
-		return nil, r.refuse(r.upgrade(e.o.Image))
+		return r.refuse(r.upgrade(e.o.Image))
 	}
 	e.tellInstall("in the namespace %s, image %s", ns, e.o.Image)
 	if create || err == nil { // else the user may not read it: it exists, or the next request fails
 		if err := e.createNamespace(ctx, ns); err != nil {
 			if apierrors.IsForbidden(err) {
-				return e.denied(ctx, ns, "create the namespace", err), nil
+				return e.denied(ctx, ns, "create the namespace", err)
 			}
-			return nil, err
+			return err
 		}
 	}
 	if err := e.applyManager(ctx, ns); err != nil {
 		if _, _, denied := cluster.Denial(err); denied || apierrors.IsNotFound(err) {
-			return e.denied(ctx, ns, "install it", err), nil
+			return e.denied(ctx, ns, "install it", err)
 		}
-		return nil, err
+		return err
 	}
-	return nil, nil
+	return nil
 }
 
 // trustNamespace asks for consent to install into an existing namespace without a manager that the user did not name,

@@ -83,7 +83,7 @@ func (e *ensurer) expose(ctx context.Context) error {
 		return nil
 	}
 	if missing := lacking(ctx, e.kube, toApply("", "services", ns)); len(missing) > 0 {
-		return e.mayNot(ctx, ns, "expose it", missing).err
+		return e.mayNot(ctx, ns, "expose it", missing)
 	}
 	if err := applyAll(ctx, e.kube, directObjects(e.o)); err != nil {
 		return err
