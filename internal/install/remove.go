@@ -97,16 +97,25 @@ func getter[T any](c client[T], name string) func(context.Context) error {
 	}
 }
 
-// targetsOf returns a function that lists the objects of one kind that o selects. need is the right to delete them.
+// lister lists targets.
+type lister func(context.Context) ([]target, error)
+
+// optional returns a lister of the same objects that finds none if the user may not list them: such a user has not
+// created any.
+func optional(list lister) lister {
+	return func(ctx context.Context) ([]target, error) {
+		targets, err := list(ctx)
+		return targets, ignoreDenied(err)
+	}
+}
+
+// targetsOf returns a lister of the objects of one kind that o selects. need is the right to delete them.
 func targetsOf[T any, L runtime.Object](kind string, need cluster.Permission, o metav1.ListOptions, c interface {
 	client[T]
 	cluster.Objects[L]
-}) func(context.Context) ([]target, error) {
+}) lister {
 	return func(ctx context.Context) (targets []target, err error) {
 		list, err := c.List(ctx, o)
-		if (need.Group == rbacv1.GroupName || kind == "Service") && ignoreDenied(err) == nil && err != nil {
-			return nil, nil // a user who may not list these has not created any
-		}
 		if err != nil {
 			return nil, fmt.Errorf("looking for objects of the traffic manager: %w", err)
 		}
@@ -225,16 +234,16 @@ func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, e
 	oursDirect := metav1.ListOptions{LabelSelector: ours.LabelSelector + "," + labelComponent + "=traffic-manager"}
 	const group = rbacv1.GroupName
 	rbac, spaces := r.kube.RbacV1(), r.kube.CoreV1().Namespaces()
-	for _, list := range []func(context.Context) ([]target, error){
+	for _, list := range []lister{
 		targetsOf("Deployment", in("apps", "deployments"), ours, r.kube.AppsV1().Deployments(r.ns)),
-		targetsOf("Service", in("", "services"), oursDirect, r.kube.CoreV1().Services(r.ns)),
+		optional(targetsOf("Service", in("", "services"), oursDirect, r.kube.CoreV1().Services(r.ns))),
 		targetsOf("ServiceAccount", in("", "serviceaccounts"), ours, r.kube.CoreV1().ServiceAccounts(r.ns)),
-		targetsOf("RoleBinding", in(group, "rolebindings"), metav1.ListOptions{}, rbac.RoleBindings(r.ns)),
-		targetsOf("Role", in(group, "roles"), ours, rbac.Roles(r.ns)),
-		targetsOf("ClusterRoleBinding", cluster.Permission{Group: group, Resource: "clusterrolebindings"}, oursHere,
-			rbac.ClusterRoleBindings()),
-		targetsOf("ClusterRole", cluster.Permission{Group: group, Resource: "clusterroles"}, oursHere,
-			rbac.ClusterRoles()),
+		optional(targetsOf("RoleBinding", in(group, "rolebindings"), metav1.ListOptions{}, rbac.RoleBindings(r.ns))),
+		optional(targetsOf("Role", in(group, "roles"), ours, rbac.Roles(r.ns))),
+		optional(targetsOf("ClusterRoleBinding", cluster.Permission{Group: group, Resource: "clusterrolebindings"},
+			oursHere, rbac.ClusterRoleBindings())),
+		optional(targetsOf("ClusterRole", cluster.Permission{Group: group, Resource: "clusterroles"}, oursHere,
+			rbac.ClusterRoles())),
 	} {
 		found, err := list(ctx)
 		if err != nil {
