@@ -72,9 +72,9 @@ type ensurer struct {
 	timeout time.Duration
 	result  Result
 
-	generation int64    // of the Deployment after our apply; 0: we applied none
-	release    *release // owns the manager; nil: kubevpn may change it
-	seen       snapshot // of the manager that is used
+	generation int64        // of the Deployment after our apply; 0: we applied none
+	release    *helmRelease // owns the manager; nil: kubevpn may change it
+	seen       snapshot     // of the manager that is used
 }
 
 // denial is the error of a user who cannot use or install a manager in a namespace, but perhaps in another one.
@@ -298,7 +298,7 @@ func (e *ensurer) install(ctx context.Context, ns string, s *survey) error {
 			return err
 		}
 	}
-	if r, err := releaseIn(ctx, e.kube, ns); err != nil {
+	if r, err := helmReleaseIn(ctx, e.kube, ns); err != nil {
 		return err
 	} else if r != nil {
 		return r.refuse(r.upgrade(e.o.Image))
@@ -394,7 +394,7 @@ func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 			return err
 		}
 	}
-	if e.release = releaseOf(d); e.release != nil {
+	if e.release = helmReleaseOf(d); e.release != nil {
 		e.result.Release = e.release.name
 	}
 	broken := isBroken(d, s.pods)

@@ -130,7 +130,7 @@ func targetsOf[T any, L runtime.Object](kind string, need cluster.Permission, o 
 }
 
 func (r *remover) run(ctx context.Context) ([]Removed, error) {
-	if owner, err := releaseIn(ctx, r.kube, r.ns); err != nil {
+	if owner, err := helmReleaseIn(ctx, r.kube, r.ns); err != nil {
 		return nil, err
 	} else if owner != nil {
 		return nil, owner.refuse(owner.uninstall())

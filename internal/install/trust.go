@@ -129,7 +129,7 @@ func checkShape(d *appsv1.Deployment) error {
 	if isUpstream(d) {
 		return upstreamError(d.Namespace)
 	}
-	differs := differences(d.Spec.Template.Spec)
+	differs := podDifferences(d.Spec.Template.Spec)
 	if len(differs) == 0 {
 		return nil
 	}
@@ -142,9 +142,9 @@ func checkShape(d *appsv1.Deployment) error {
 			"  kubevpn install --manager-namespace %[1]s", d.Namespace, d.Name)
 }
 
-// differences lists how a pod differs from the manager's. It allows changes of scheduling, resources, environment, pull
-// secrets and further arguments.
-func differences(s corev1.PodSpec) (all []string) {
+// podDifferences lists how a pod differs from the manager's. It allows changes of scheduling, resources, environment,
+// pull secrets and further arguments.
+func podDifferences(s corev1.PodSpec) (all []string) {
 	add := func(differs bool, format string, args ...any) {
 		if differs {
 			all = append(all, fmt.Sprintf(format, args...))
