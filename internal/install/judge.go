@@ -64,13 +64,12 @@ func judge(s snapshot) verdict {
 			pods = append(pods, p)
 		}
 	}
-	// Newest first; of several that run, a ready one.
-	slices.SortFunc(pods, func(a, b *corev1.Pod) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
-	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int { return cmp.Compare(rank(b), rank(a)) })
 	if len(pods) == 0 {
 		return s.noPod()
 	}
-	p := pods[0]
+	p := slices.MaxFunc(pods, func(a, b *corev1.Pod) int { // of several of the highest rank, the newest
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time))
+	})
 	switch rank(p) {
 	case 2:
 		return verdict{pod: p, ready: true}
@@ -101,16 +100,13 @@ func (s snapshot) newest() (hash string, current bool) {
 
 // rank returns 2 for a ready pod, 1 for one in which the manager's container runs, and 0 otherwise.
 func rank(p *corev1.Pod) int {
-	running := false
-	for _, c := range p.Status.ContainerStatuses {
-		if c.Name == containerName && c.State.Running != nil {
-			running = true
-		}
-	}
-	if !running {
+	running := slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return c.Name == containerName && c.State.Running != nil
+	})
+	switch {
+	case !running:
 		return 0
-	}
-	if podutils.IsPodReady(p) {
+	case podutils.IsPodReady(p):
 		return 2
 	}
 	return 1
