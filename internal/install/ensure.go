@@ -305,20 +305,19 @@ func (e *ensurer) install(ctx context.Context, ns string, s *survey) error {
 	}
 	e.tellInstall("in the namespace %s, image %s", ns, e.o.Image)
 	if create || err == nil { // else the user may not read it: it exists, or the next request fails
-		if err := e.createNamespace(ctx, ns); err != nil {
-			if apierrors.IsForbidden(err) {
-				return e.denied(ctx, ns, "create the namespace", err)
-			}
+		err := e.createNamespace(ctx, ns)
+		if apierrors.IsForbidden(err) {
+			return e.denied(ctx, ns, "create the namespace", err)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if err := e.applyManager(ctx, ns); err != nil {
-		if _, _, denied := cluster.Denial(err); denied || apierrors.IsNotFound(err) {
-			return e.denied(ctx, ns, "install it", err)
-		}
-		return err
+	err = e.applyManager(ctx, ns)
+	if _, _, denied := cluster.Denial(err); denied || apierrors.IsNotFound(err) {
+		return e.denied(ctx, ns, "install it", err)
 	}
-	return nil
+	return err
 }
 
 // trustNamespace asks for consent to install into an existing namespace without a manager that the user did not name,

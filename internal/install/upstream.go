@@ -3,9 +3,11 @@ package install
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -21,15 +23,8 @@ const migrating = "docs/migrating.md compares the two programs."
 // isUpstream reports whether the Deployment is the traffic manager of the other kubevpn. All its versions, and its Helm
 // chart, give the pods this label and this container.
 func isUpstream(d *appsv1.Deployment) bool {
-	if d.Spec.Template.Labels["app"] != ManagerName {
-		return false
-	}
-	for _, c := range d.Spec.Template.Spec.Containers {
-		if c.Name == "vpn" {
-			return true
-		}
-	}
-	return false
+	return d.Spec.Template.Labels["app"] == ManagerName &&
+		slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(c corev1.Container) bool { return c.Name == "vpn" })
 }
 
 func upstreamError(namespace string) *api.Error {
@@ -47,17 +42,19 @@ func (e *ensurer) upstreamLeftovers(ctx context.Context, ns string) error {
 	rbac := e.kube.RbacV1()
 	for _, name := range []string{ManagerName, ManagerName + "-proxy", ManagerName + "-route"} {
 		b, err := rbac.RoleBindings(ns).Get(ctx, name, metav1.GetOptions{})
+		if ignoreDenied(err) != nil {
+			return fmt.Errorf("looking for bindings of %s: %w", otherName, err)
+		}
 		if err == nil && bindsManager(b.Subjects, ns) {
 			remove = append(remove, "kubectl -n "+ns+" delete rolebinding "+name)
-		} else if err != nil && ignoreDenied(err) != nil {
-			return fmt.Errorf("looking for bindings of %s: %w", otherName, err)
 		}
 	}
 	b, err := rbac.ClusterRoleBindings().Get(ctx, ManagerName+"-proxy", metav1.GetOptions{})
+	if ignoreDenied(err) != nil {
+		return fmt.Errorf("looking for bindings of %s: %w", otherName, err)
+	}
 	if err == nil && bindsManager(b.Subjects, ns) {
 		remove = append(remove, "kubectl delete clusterrolebinding "+b.Name)
-	} else if err != nil && ignoreDenied(err) != nil {
-		return fmt.Errorf("looking for bindings of %s: %w", otherName, err)
 	}
 	if len(remove) == 0 {
 		return nil
@@ -70,10 +67,7 @@ func (e *ensurer) upstreamLeftovers(ctx context.Context, ns string) error {
 
 // bindsManager reports whether one of the subjects is the traffic manager's ServiceAccount.
 func bindsManager(subjects []rbacv1.Subject, ns string) bool {
-	for _, s := range subjects {
-		if s.Kind == rbacv1.ServiceAccountKind && s.Name == ManagerName && s.Namespace == ns {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(subjects, func(s rbacv1.Subject) bool {
+		return s.Kind == rbacv1.ServiceAccountKind && s.Name == ManagerName && s.Namespace == ns
+	})
 }
