@@ -369,9 +369,8 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 		return err
 	}
 	e.warn("the traffic manager gets no rights of its own (%s). It dials ClusterIPs directly, which requires "+
-		"kube-proxy, "+
-		"and cannot read the nodes' pod networks or the names of Services. Ask a cluster admin to run\n  kubevpn "+
-		"install --manager-namespace %s", reason, o.namespace())
+		"kube-proxy, and cannot read the nodes' pod networks or the names of Services. Ask a cluster admin to run\n"+
+		"  kubevpn install --manager-namespace %s", reason, o.namespace())
 	return nil
 }
 

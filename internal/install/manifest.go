@@ -15,10 +15,10 @@ func Manifest(o Options) ([]byte, error) {
 	if err := o.noImage(); err != nil {
 		return nil, err
 	}
-	var out bytes.Buffer
 	if err := o.checkExpose(); err != nil {
 		return nil, err
 	}
+	var out bytes.Buffer
 	objects := slices.Concat([]runtime.Object{namespaceObject(o.namespace())}, rightsObjects(o), baseObjects(o),
 		directObjects(o))
 	for i, obj := range objects {
