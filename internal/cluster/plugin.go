@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,12 +15,13 @@ import (
 	"time"
 	"unicode"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	authenticationv1 "k8s.io/client-go/pkg/apis/clientauthentication/v1"
-	authenticationv1beta1 "k8s.io/client-go/pkg/apis/clientauthentication/v1beta1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/pkg/apis/clientauthentication"
+	"k8s.io/client-go/pkg/apis/clientauthentication/install"
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/yaml"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/wakeup"
@@ -48,8 +48,8 @@ type Terminal struct {
 // credential from another process.
 type plugin struct {
 	config  *clientcmdapi.ExecConfig
-	cluster *authenticationv1.Cluster // nil unless the kubeconfig sets provideClusterInfo
-	timeout time.Duration             // without a terminal
+	cluster *clientauthentication.Cluster // nil unless the kubeconfig sets provideClusterInfo
+	timeout time.Duration                 // without a terminal
 }
 
 // newPlugin removes the plugin from the configuration and returns it. It returns nil if there is none, or if the user
@@ -61,13 +61,8 @@ func newPlugin(config *rest.Config) (*plugin, error) {
 	}
 	p := &plugin{config: provider, timeout: pluginTimeout}
 	if provider.ProvideClusterInfo {
-		cluster, err := rest.ConfigToExecCluster(config)
-		if err != nil {
-			return nil, err
-		}
-		p.cluster = new(authenticationv1.Cluster)
-		if err := authenticationv1.Convert_clientauthentication_Cluster_To_v1_Cluster(cluster, p.cluster,
-			nil); err != nil {
+		var err error
+		if p.cluster, err = rest.ConfigToExecCluster(config); err != nil {
 			return nil, err
 		}
 	}
@@ -190,23 +185,24 @@ func commandLine(argv []string) string {
 
 // info returns the value of KUBERNETES_EXEC_INFO.
 func (p *plugin) info(interactive bool) (string, error) {
-	if !knownVersion(p.config.APIVersion) {
-		return "", p.errorf("has an unknown apiVersion in the kubeconfig: %s", p.config.APIVersion)
-	}
-	data, err := json.Marshal(&authenticationv1.ExecCredential{
-		TypeMeta: metav1.TypeMeta{Kind: "ExecCredential", APIVersion: p.config.APIVersion},
-		Spec:     authenticationv1.ExecCredentialSpec{Interactive: interactive, Cluster: p.cluster},
-	})
+	gv, err := schema.ParseGroupVersion(p.config.APIVersion)
 	if err != nil {
-		return "", p.errorf("has an invalid configuration in the kubeconfig: %w", err)
+		return "", p.errorf("has an invalid apiVersion in the kubeconfig: %w", err)
+	}
+	request := &clientauthentication.ExecCredential{
+		Spec: clientauthentication.ExecCredentialSpec{Interactive: interactive, Cluster: p.cluster},
+	}
+	data, err := runtime.Encode(credentialCodecs().LegacyCodec(gv), request)
+	if err != nil {
+		return "", p.errorf("has an unknown apiVersion in the kubeconfig: %s", p.config.APIVersion)
 	}
 	return string(data), nil
 }
 
-// knownVersion reports whether an ExecCredential may have the version. Both versions have the fields of v1.
-func knownVersion(apiVersion string) bool {
-	return apiVersion == authenticationv1.SchemeGroupVersion.String() ||
-		apiVersion == authenticationv1beta1.SchemeGroupVersion.String()
+func credentialCodecs() serializer.CodecFactory {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	return serializer.NewCodecFactory(scheme)
 }
 
 func (p *plugin) decode(out []byte) (*api.Credential, error) {
@@ -223,13 +219,15 @@ func decodeCredential(out []byte, apiVersion string) (*api.Credential, error) {
 	if len(out) > credentialMost {
 		return nil, fmt.Errorf("it is larger than %d bytes", credentialMost)
 	}
-	var answer authenticationv1.ExecCredential
-	err := yaml.Unmarshal(out, &answer)
+	var answer clientauthentication.ExecCredential
+	object, kind, err := credentialCodecs().UniversalDecoder(clientauthentication.SchemeGroupVersion).Decode(out, nil,
+		&answer)
 	switch {
-	case err != nil || answer.Kind != "ExecCredential" || !knownVersion(answer.APIVersion):
+	case err != nil || object != runtime.Object(&answer):
 		return nil, errors.New("it is not an ExecCredential")
-	case answer.APIVersion != apiVersion:
-		return nil, fmt.Errorf("the kubeconfig wants apiVersion %s, and it is %s", apiVersion, answer.APIVersion)
+	case kind.GroupVersion().String() != apiVersion:
+		return nil, fmt.Errorf("the kubeconfig wants apiVersion %s, and it is %s", apiVersion,
+			api.CleanLine(kind.GroupVersion().String()))
 	case answer.Status == nil:
 		return nil, errors.New("it has no status")
 	}

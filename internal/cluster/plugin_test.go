@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/api"
@@ -205,26 +203,4 @@ func FuzzDecodeCredential(f *testing.F) {
 			t.Fatalf("accepted %q", out)
 		}
 	})
-}
-
-func TestPluginReceivesTheCluster(t *testing.T) {
-	for _, version := range []string{credentialV1, credentialV1 + "beta1"} {
-		config := &rest.Config{Host: "https://10.0.0.1:6443", TLSClientConfig: rest.TLSClientConfig{ServerName: "lab", CAData: []byte("CA")},
-			ExecProvider: &clientcmdapi.ExecConfig{APIVersion: version, ProvideClusterInfo: true,
-				Config: &runtime.Unknown{Raw: []byte(`{"audience":"x"}`)}}}
-		p, err := newPlugin(config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := p.info(true)
-		want := `{"kind":"ExecCredential","apiVersion":"` + version + `","spec":{"cluster":{"server":"https://10.0.0.1:6443",` +
-			`"tls-server-name":"lab","certificate-authority-data":"Q0E=","config":{"audience":"x"}},"interactive":true}}`
-		if err != nil || strings.TrimSpace(got) != want {
-			t.Errorf("%v, got\n%s, want\n%s", err, got, want)
-		}
-		p.config.APIVersion = "client.authentication.k8s.io/v1alpha1"
-		if _, err := p.info(true); err == nil || !strings.Contains(err.Error(), "has an unknown apiVersion in the kubeconfig") {
-			t.Errorf("%v", err)
-		}
-	}
 }
