@@ -29,11 +29,19 @@ type chooser struct {
 
 	// Tests replace these functions.
 	image       func(context.Context) (string, error) // of a gateway that is added
-	mayAdd, add func(context.Context, *cluster.Cluster, install.GatewayOptions) error
+	mayAdd, add func(context.Context, install.GatewayOptions) error
 }
 
 func newChooser(s *shared, m *manager) *chooser {
-	return &chooser{shared: s, manager: m, image: m.image, mayAdd: install.MayAddGateway, add: install.AddGateway}
+	return &chooser{
+		shared: s, manager: m, image: m.image,
+		mayAdd: func(ctx context.Context, o install.GatewayOptions) error {
+			return install.MayAddGateway(ctx, s.cluster, o)
+		},
+		add: func(ctx context.Context, o install.GatewayOptions) error {
+			return install.AddGateway(ctx, s.cluster, o)
+		},
+	}
 }
 
 // looked is what look found.
@@ -50,7 +58,7 @@ func (c *chooser) look(ctx context.Context, proxy func(ctx context.Context, node
 	l := &looked{proxy: proxy(ctx, at.node)}
 	f := facts{Asked: c.cfg.netstack(), Proxy: l.proxy}
 	if f.Asked == api.NetstackAuto && f.asksGateway() {
-		l.pod, l.refusal = at.pod, c.mayAdd(ctx, c.cluster, c.gatewayIn(at.pod))
+		l.pod, l.refusal = at.pod, c.mayAdd(ctx, c.gatewayIn(at.pod))
 	}
 	c.status.change(func(r *report) { r.shown.ProxyMode = string(l.proxy.Mode) })
 	c.looked.Update(func(now **looked) { *now = l })
@@ -126,7 +134,7 @@ func (c *chooser) obtain(ctx context.Context) error {
 			close(ready)
 		}
 	})
-	err = c.add(ctx, c.cluster, o)
+	err = c.add(ctx, o)
 	cancel()
 	wg.Wait()
 	return err
@@ -147,7 +155,7 @@ func (c *chooser) may(ctx context.Context, o install.GatewayOptions) error {
 	if l := c.looked.Load(); l != nil && l.pod == o.Pod {
 		return l.refusal
 	}
-	return c.mayAdd(ctx, c.cluster, o)
+	return c.mayAdd(ctx, o)
 }
 
 // awaitGateway reports whether the gateway serves this laptop within gatewayGrace.

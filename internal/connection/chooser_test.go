@@ -34,11 +34,11 @@ type fakeGateways struct {
 func (f *fakeGateways) replace(s *Connection) {
 	f.s = s
 	s.chooser.image = func(context.Context) (string, error) { return "registry.example/kubevpn:1", nil }
-	s.chooser.mayAdd = func(context.Context, *cluster.Cluster, install.GatewayOptions) error { return f.refusal }
+	s.chooser.mayAdd = func(context.Context, install.GatewayOptions) error { return f.refusal }
 	s.chooser.add = f.add
 }
 
-func (f *fakeGateways) add(ctx context.Context, _ *cluster.Cluster, o install.GatewayOptions) error {
+func (f *fakeGateways) add(ctx context.Context, o install.GatewayOptions) error {
 	f.adds = append(f.adds, o)
 	if f.gone != "" && o.Pod == f.gone {
 		return api.Errorf(api.ExitNotReady, "%w: %s is being deleted", install.ErrPodGone, o.Pod)
