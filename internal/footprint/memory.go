@@ -25,7 +25,7 @@ const (
 	worthwhile = 8 << 20
 )
 
-// ReleaseMemory returns free memory to the system whenever the program becomes quiet. It blocks until ctx ends, and
+// ReleaseMemory returns free memory to the system after the start and whenever the program becomes quiet. It blocks until ctx ends, and
 // then returns nil.
 func ReleaseMemory(ctx context.Context) error {
 	program{sample, release}.watch(ctx)
@@ -43,7 +43,7 @@ func (p program) watch(ctx context.Context) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	before := p.sample()
-	floor := before.held
+	var floor uint64 // the first quiet interval releases what the start of the program has left
 	for {
 		select {
 		case <-ctx.Done():

@@ -21,7 +21,10 @@ type buffers struct {
 	large, small sync.Pool
 }
 
-type buffer struct{ data []byte }
+type buffer struct {
+	data  []byte
+	sizes [maxBatch]int // of the datagrams in data
+}
 
 func (b *buffers) take() *buffer {
 	pool, size := &b.large, bufferSize
@@ -31,7 +34,7 @@ func (b *buffers) take() *buffer {
 	if p, ok := pool.Get().(*buffer); ok {
 		return p
 	}
-	return &buffer{make([]byte, size)}
+	return &buffer{data: make([]byte, size)}
 }
 
 func (b *buffers) give(p *buffer) {

@@ -70,13 +70,12 @@ const maxBatch = 64
 
 // sendAll carries datagrams from the laptop. It returns nil when the laptop ends the flow.
 func sendAll(laptop packets, d datagrams, timer *idleTimer, b *buffers) error {
-	var sizes [maxBatch]int
 	for laptop.Wait() == nil {
 		buf := b.take()
-		n, err := laptop.ReadPackets(buf.data, sizes[:])
+		n, err := laptop.ReadPackets(buf.data, buf.sizes[:])
 		if err == nil { // otherwise Wait returns it
 			timer.touch()
-			err = sendBatch(d, buf.data, sizes[:n])
+			err = sendBatch(d, buf.data, buf.sizes[:n])
 		} else {
 			err = nil
 		}

@@ -3,7 +3,7 @@ package manager
 // Limits for all laptops together. The Deployment limits the manager's memory to 1 GiB, of which a large cluster's
 // Services and endpoints use up to a quarter (docs/security.md, "Limits").
 const (
-	// maxStreams bounds flows. An idle one uses less than 20 kB, including its goroutines and its socket. One laptop
+	// maxStreams bounds flows. An idle one uses less than 12 kB, including its goroutines and its socket. One laptop
 	// may open half of them.
 	maxStreams = 24 << 10
 	// maxBuffered bounds bytes that a slow pod or laptop has not read yet.

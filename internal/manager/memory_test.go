@@ -135,8 +135,8 @@ func TestIdleFlowsTakeLittleMemory(t *testing.T) {
 	after := settled()
 	perFlow := float64(after-before) / flows
 	t.Logf("resident: %d kB, with %d idle TCP flows more %d kB: %.1f kB per flow", before, flows, after, perFlow)
-	if perFlow > 20 {
-		t.Errorf("an idle TCP flow takes %.1f kB, more than 20", perFlow)
+	if perFlow > 12 {
+		t.Errorf("an idle TCP flow takes %.1f kB, more than 12", perFlow)
 	}
 
 	answering := netip.MustParseAddrPort(udpPod(t, "a"))
@@ -150,7 +150,7 @@ func TestIdleFlowsTakeLittleMemory(t *testing.T) {
 	}
 	perFlow = float64(settled()-after) / flows
 	t.Logf("%.1f kB per idle UDP flow", perFlow)
-	if perFlow > 20 {
-		t.Errorf("an idle UDP flow takes %.1f kB, more than 20", perFlow)
+	if perFlow > 12 {
+		t.Errorf("an idle UDP flow takes %.1f kB, more than 12", perFlow)
 	}
 }
