@@ -1,7 +1,10 @@
 package transport
 
 import (
+	"cmp"
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -161,4 +164,47 @@ func (l *link) sendAck() {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], l.acks.received)
 	l.control(frameAck, 0, b[:]...)
+}
+
+var errNoConn = errors.New("the link has no conn")
+
+// roundTrip sends a ping and waits for its pong.
+func (l *link) roundTrip(ctx context.Context) (time.Duration, error) {
+	stop := context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.changed.Broadcast()
+	})
+	defer stop()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	began, c := time.Now(), l.conn
+	l.ping(began)
+	for seq := l.heart.pingSeq; l.heart.pongSeq < seq; l.changed.Wait() {
+		switch {
+		case l.closed != nil:
+			return 0, l.closed
+		case c == nil:
+			return 0, errNoConn
+		case l.conn != c:
+			return 0, cmp.Or(c.err, errNoConn)
+		case ctx.Err() != nil:
+			return 0, context.Cause(ctx)
+		}
+	}
+	return time.Since(began), nil
+}
+
+// stuck reports whether the link's conn uses a preferred transport and its bytes are not acknowledged.
+func (l *link) stuck() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil || l.conn.path == fallback || l.out.acked >= l.owed.end {
+		return false
+	}
+	latest := l.owed.since
+	if l.conn.last.After(latest) {
+		latest = l.conn.last
+	}
+	return time.Since(latest) > max(stallTime, 4*time.Duration(l.load.rtt.Load()))
 }
