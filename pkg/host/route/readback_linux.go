@@ -64,9 +64,9 @@ func verify(h *netlink.Handle, l Link) error {
 	return nil
 }
 
-// probe asks the kernel for the route to an address of each prefix. It returns a warning for each prefix whose packets
-// do not go into one of the Router's links: another program's ip rule precedes the main table.
-func (r *Router) probe(h *netlink.Handle, cfg Config) []string {
+// warnings asks the kernel for the route to an address of each prefix. It returns a warning for each prefix whose
+// packets do not go into one of the Router's links: another program's ip rule precedes the main table.
+func (r *Router) warnings(h *netlink.Handle, cfg Config) []string {
 	ours := map[int]bool{}
 	for _, m := range r.links {
 		ours[m.index] = true

@@ -73,8 +73,8 @@ func (c Config) validate() error {
 	return nil
 }
 
-// set returns the distinct prefixes of a list, in their order.
-func set(list []netip.Prefix) []netip.Prefix {
+// distinct returns the distinct prefixes of a list, in their order.
+func distinct(list []netip.Prefix) []netip.Prefix {
 	seen := make(map[netip.Prefix]bool, len(list))
 	out := make([]netip.Prefix, 0, len(list))
 	for _, p := range list {

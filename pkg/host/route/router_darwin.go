@@ -51,7 +51,7 @@ func (r *Router) Set(cfg Config) (Applied, error) {
 
 // setLink brings a link into a state. The caller holds mu.
 func (r *Router) setLink(l Link) error {
-	l.Addrs, l.Routes = set(l.Addrs), set(l.Routes)
+	l.Addrs, l.Routes = distinct(l.Addrs), distinct(l.Routes)
 	before, err := readLink(l.Name)
 	if err != nil {
 		return err

@@ -98,7 +98,7 @@ func (r *Router) Set(cfg Config) (Applied, error) {
 	if err := errors.Join(errs...); err != nil {
 		return applied, err
 	}
-	applied.Warnings = append(applied.Warnings, r.probe(h, cfg)...)
+	applied.Warnings = append(applied.Warnings, r.warnings(h, cfg)...)
 	return applied, nil
 }
 
@@ -124,7 +124,7 @@ func (r *Router) apply(h *netlink.Handle, l Link) (warnings []string, err error)
 			l.Addrs, l.Routes = only4(l.Addrs), only4(l.Routes)
 		}
 	}
-	l.Addrs, l.Routes = set(l.Addrs), set(l.Routes)
+	l.Addrs, l.Routes = distinct(l.Addrs), distinct(l.Routes)
 	if err := prepare(h, link, l); err != nil {
 		return warnings, err
 	}
@@ -185,7 +185,7 @@ func (m *managed) addAddrs(h *netlink.Handle, link netlink.Link, want []netip.Pr
 		if err := h.AddrAdd(link, a); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("adding address %s: %w", p, err)
 		}
-		m.addrs = set(append(m.addrs, p))
+		m.addrs = distinct(append(m.addrs, p))
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (m *managed) addRoutes(h *netlink.Handle, link netlink.Link, want []netip.P
 		if err != nil {
 			return fmt.Errorf("adding route %s: %w", p, err)
 		}
-		m.routes = set(append(m.routes, p))
+		m.routes = distinct(append(m.routes, p))
 	}
 	return nil
 }

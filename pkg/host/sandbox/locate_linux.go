@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A place is the target of a path: the directory dir, or the non-directory file in it, or the missing elements rest
+// A location is the target of a path: the directory dir, or the non-directory file in it, or the missing elements rest
 // below it. dir has no symbolic links. A file with the name rest[0], or a directory that the user may not enter,
 // may be in the way of rest.
-type place struct {
+type location struct {
 	dir  string
 	file string
 	rest []string
@@ -29,7 +29,7 @@ func Locate(name string) (real string, missing int, err error) {
 }
 
 // locate resolves a path and its symbolic links as far as its elements exist.
-func locate(name string) (place, error) {
+func locate(name string) (location, error) {
 	const maxLinks = 40 // the kernel's limit
 	links := 0
 	dir, todo := "/", strings.Split(name, "/")
@@ -49,16 +49,16 @@ func locate(name string) (place, error) {
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
 			return missing(name, dir, todo)
 		case err != nil:
-			return place{}, err
+			return location{}, err
 		case info.IsDir():
 			dir, todo = next, todo[1:]
 		case info.Mode()&fs.ModeSymlink != 0:
 			if links++; links > maxLinks {
-				return place{}, &fs.PathError{Op: "follow", Path: name, Err: unix.ELOOP}
+				return location{}, &fs.PathError{Op: "follow", Path: name, Err: unix.ELOOP}
 			}
 			target, err := os.Readlink(next)
 			if err != nil {
-				return place{}, err
+				return location{}, err
 			}
 			if path.IsAbs(target) {
 				dir = "/"
@@ -67,19 +67,19 @@ func locate(name string) (place, error) {
 		case len(todo) > 1:
 			return missing(name, dir, todo)
 		default:
-			return place{dir: dir, file: element}, nil
+			return location{dir: dir, file: element}, nil
 		}
 	}
-	return place{dir: dir}, nil
+	return location{dir: dir}, nil
 }
 
-func missing(name, dir string, todo []string) (place, error) {
-	p := place{dir: dir}
+func missing(name, dir string, todo []string) (location, error) {
+	p := location{dir: dir}
 	for _, element := range todo {
 		switch element {
 		case "", ".":
 		case "..":
-			return place{}, fmt.Errorf("%s contains \"..\" after a directory that does not exist: %s", name,
+			return location{}, fmt.Errorf("%s contains \"..\" after a directory that does not exist: %s", name,
 				path.Join(dir, strings.Join(todo, "/")))
 		default:
 			p.rest = append(p.rest, element)

@@ -110,7 +110,7 @@ func (v *view) mount(m Mount, source int) error {
 		if p.dir == "/" {
 			return unix.EISDIR
 		}
-		p = place{dir: path.Dir(p.dir), rest: []string{path.Base(p.dir)}}
+		p = location{dir: path.Dir(p.dir), rest: []string{path.Base(p.dir)}}
 	}
 	target := path.Join(p.dir, p.file)
 	if len(p.rest) > 0 {
@@ -132,8 +132,8 @@ func (v *view) mount(m Mount, source int) error {
 	return nil
 }
 
-// make creates the missing elements of a place in a mirror; the last one is a directory or an empty file.
-func (v *view) make(p place, isDir bool) (string, error) {
+// make creates the missing elements of a location in a mirror; the last one is a directory or an empty file.
+func (v *view) make(p location, isDir bool) (string, error) {
 	m, err := v.mirrorOf(p.dir)
 	if err != nil {
 		return "", err
@@ -159,7 +159,7 @@ func (v *view) make(p place, isDir bool) (string, error) {
 	return p.path(), nil
 }
 
-func (p place) path() string { return path.Join(p.dir, p.file, path.Join(p.rest...)) }
+func (p location) path() string { return path.Join(p.dir, p.file, path.Join(p.rest...)) }
 
 // mirrorOf returns the mirror that contains dir, or mirrors dir. dir has no symbolic links.
 func (v *view) mirrorOf(dir string) (*mirror, error) {
