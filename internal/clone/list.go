@@ -31,9 +31,10 @@ func List(ctx context.Context, kube kubernetes.Interface, namespace string) (fou
 		if !ok || j.DeletionTimestamp != nil || namespace != metav1.NamespaceAll && api.CleanLine(in) != namespace {
 			continue
 		}
-		found = append(found, Listed{Namespace: api.CleanLine(in), Workload: api.CleanLine(workload), Holder: api.Holder{
+		holder := api.Holder{
 			Owner: api.CleanLine(j.Annotations[annotationOwner]), Name: j.Name, Namespace: j.Namespace,
-		}})
+		}
+		found = append(found, Listed{Namespace: api.CleanLine(in), Workload: api.CleanLine(workload), Holder: holder})
 	}
 	return found, err
 }

@@ -243,8 +243,8 @@ func (r *run) released() (int, error) {
 	}
 	r.chosen.detached = true
 	err := cmp.Or(r.chosen.err, errors.New("the detach keys ended it"))
-	return 0, api.Errorf(api.ExitEngine, "`docker run` ended before its container %s, so kubevpn ended the container: %w",
-		r.chosen.container, err).
+	return 0, api.Errorf(api.ExitEngine,
+		"`docker run` ended before its container %s, so kubevpn ended the container: %w", r.chosen.container, err).
 		WithHint("the detach keys are Ctrl-P Ctrl-Q by default; -- --detach-keys KEYS changes them")
 }
 

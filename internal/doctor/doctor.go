@@ -196,7 +196,9 @@ func skipped(format string, args ...any) api.Finding {
 
 // warning returns a finding about something that works less well.
 func warning(cause, effect, fix string) api.Finding {
-	return api.Finding{State: api.FindingWarning, Cause: api.CleanLine(cause), Effect: api.CleanLine(effect), Fix: api.Clean(fix)}
+	return api.Finding{
+		State: api.FindingWarning, Cause: api.CleanLine(cause), Effect: api.CleanLine(effect), Fix: api.Clean(fix),
+	}
 }
 
 // failed returns the finding for an error. Its hint is the fix.

@@ -156,8 +156,9 @@ func podSecurity(ctx context.Context, f *facts) api.Finding {
 	if m.Pod == "" {
 		return ok("the namespace %s %s; the traffic manager needs no more than \"restricted\"", m.Namespace, level)
 	}
-	return admissionOf(fmt.Sprintf("the namespace %s %s", m.Namespace, level),
-		install.MayAddGateway(ctx, f.cluster, install.GatewayOptions{Namespace: m.Namespace, Pod: m.Pod, Image: m.Image}))
+	err = install.MayAddGateway(ctx, f.cluster,
+		install.GatewayOptions{Namespace: m.Namespace, Pod: m.Pod, Image: m.Image})
+	return admissionOf(fmt.Sprintf("the namespace %s %s", m.Namespace, level), err)
 }
 
 // admissionOf judges the result of install.MayAddGateway. namespace says what the manager's namespace enforces.

@@ -125,7 +125,8 @@ func (h *HAR) Close(comment string) error {
 
 // harHead returns what is before the entries. A version, which is valid as an image tag, needs no escapes of JSON.
 func harHead() string {
-	return fmt.Sprintf(`{"log":{"version":"1.2","creator":{"name":"kubevpn","version":%q},"entries":[`, version.String())
+	return fmt.Sprintf(`{"log":{"version":"1.2","creator":{"name":"kubevpn","version":%q},"entries":[`,
+		version.String())
 }
 
 func newHAREntry(e *api.Exchange) harEntry {

@@ -25,8 +25,8 @@ const (
 	worthwhile = 8 << 20
 )
 
-// ReleaseMemory returns free memory to the system after the start and whenever the program becomes quiet. It blocks until ctx ends, and
-// then returns nil.
+// ReleaseMemory returns free memory to the system after the start and whenever the program becomes quiet. It blocks
+// until ctx ends, and then returns nil.
 func ReleaseMemory(ctx context.Context) error {
 	program{sample, release}.watch(ctx)
 	return nil

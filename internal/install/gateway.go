@@ -62,8 +62,8 @@ func MayAddGateway(ctx context.Context, c apiServer, o GatewayOptions) error {
 }
 
 // AddGateway adds a gateway to the pod unless one runs there, and waits until it runs. If the runtime's device rules
-// deny TUN devices to unprivileged containers, it adds a privileged container and reports this. Errors are *api.Error, or
-// ctx's.
+// deny TUN devices to unprivileged containers, it adds a privileged container and reports this. Errors are *api.Error,
+// or ctx's.
 func AddGateway(ctx context.Context, c apiServer, o GatewayOptions) error {
 	g := adder{kube: c.Kube(), o: o, timeout: readyTimeout, handover: handoverTimeout}
 	return c.ExplainContext(ctx, g.run(ctx))
