@@ -197,7 +197,11 @@ func (c *client) hold(ctx context.Context, path string, body any, on func(api.Ev
 	resp, err := c.do(request, http.MethodPost, path, content)
 	if err == nil {
 		defer resp.Body.Close()
-		last, err = c.follow(request, resp.Body, on)
+		last, err = c.follow(request, resp.Body, func(e api.Event) {
+			if e.Error == nil || ctx.Err() == nil { // the caller reports the interrupt
+				on(e)
+			}
+		})
 	}
 	switch {
 	case ctx.Err() == nil:
@@ -209,8 +213,8 @@ func (c *client) hold(ctx context.Context, path string, body any, on func(api.Ev
 	return last, ctx.Err()
 }
 
-// follow calls on with each event of a response. It returns the connection of the last event that has one, and the
-// error of the event that has one.
+// follow calls on with each event of a response. It returns the connection of the last event that has one that does not
+// end, and the error of the event that has one.
 func (c *client) follow(ctx context.Context, answer io.Reader, on func(api.Event)) (*api.Connection, error) {
 	var last *api.Connection
 	err := readLines(ctx, c, answer, func(e api.Event) error {
@@ -218,7 +222,7 @@ func (c *client) follow(ctx context.Context, answer io.Reader, on func(api.Event
 		if e.Error != nil {
 			return e.Error
 		}
-		if e.Connection != nil {
+		if e.Connection != nil && e.Connection.Status != api.StatusDisconnecting {
 			last = e.Connection
 		}
 		return nil

@@ -95,7 +95,11 @@ func TestInterruptedRequestReturnsTheInterrupt(t *testing.T) {
 			server.Listener = listener
 			server.Start()
 			defer server.Close()
-			c, err := newClient(paths).hold(ctx, api.PathConnect, struct{}{}, func(api.Event) {})
+			c, err := newClient(paths).hold(ctx, api.PathConnect, struct{}{}, func(e api.Event) {
+				if e.Error != nil {
+					t.Errorf("the error %v is shown beside the interrupt", e.Error)
+				}
+			})
 			if !errors.Is(err, context.Canceled) || (c != nil) != tt.connected {
 				t.Errorf("hold = %+v, %v; want a connection: %v, and the interrupt", c, err, tt.connected)
 			}

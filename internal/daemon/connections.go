@@ -124,7 +124,12 @@ func (cs *connections) acquireConnection(
 	}
 	if err != nil {
 		left := cs.releaseAndReport(t, emit)
-		if ctx.Err() != nil && left == nil && !isClosed(t.done) {
+		switch {
+		case ctx.Err() == nil:
+		case left != nil: // the caller reports only the interrupt
+			e := api.AsError(left)
+			emit(api.Event{Warning: e.Message + "; " + e.Hint})
+		case !isClosed(t.done):
 			emit(api.Event{Warning: "the connection continues, because another command made it or uses it; " +
 				"`kubevpn disconnect " + t.id + "` ends it"})
 		}
@@ -202,7 +207,8 @@ func (cs *connections) releaseAndReport(t *connectionTask, emit func(api.Event))
 	if len(cs.release(t)) == 0 {
 		return nil
 	}
-	step := disconnecting(t.conn.Status(), t.id)
+	status := t.status()
+	step := disconnecting(status, t.id)
 	if !t.wasReady() {
 		step = "Cleaning up"
 	}
@@ -211,7 +217,8 @@ func (cs *connections) releaseAndReport(t *connectionTask, emit func(api.Event))
 		return err
 	}
 	cs.awaitClosed()
-	emit(api.Event{Step: step, Detail: t.id, Done: true})
+	status.Status = api.StatusDisconnecting
+	emit(api.Event{Step: step, Detail: t.id, Done: true, Connection: &status})
 	return nil
 }
 

@@ -233,12 +233,48 @@ func TestReleasedConnectReceivesTheCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := wait(t, answer, "the answer").events
-	if n := len(got); n < 3 || got[n-3].Step != "Cleaning up" || got[n-2].Step != "Cleaning up" || !got[n-2].Done {
-		t.Errorf("events = %+v, want the cleanup", got)
+	if n := len(got); n < 3 || got[n-3].Step != "Cleaning up" || got[n-2].Step != "Cleaning up" || !got[n-2].Done ||
+		got[n-2].Connection == nil || got[n-2].Connection.Status != api.StatusDisconnecting {
+		t.Errorf("events = %+v, want the cleanup, at last with the connection", got)
 	}
 	if !r.helper(0).isClosed() || len(r.status()) != 0 {
 		t.Errorf("left: %+v; the helper is closed: %v", r.status(), r.helper(0).isClosed())
 	}
+}
+
+// The command reports the interrupt, so the error of the cleanup must be among the events.
+func TestInterruptedConnectWarnsOfAConnectionThatDoesNotEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, made: make(chan *fakeConnection, 1)}
+		end := make(chan struct{})
+		r.onRun = func(context.Context, *fakeConnection) error { <-end; return nil }
+		d := newDaemon(Config{Factory: r}, nil, Owner{}, discard())
+		if err := d.connections.adopt(newFakeHelper()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, interrupt := context.WithCancel(t.Context())
+		var warnings []string
+		failed := make(chan error, 1)
+		go func() {
+			failed <- d.connections.connect(ctx, request("a"), func(e api.Event) {
+				if e.Warning != "" {
+					warnings = append(warnings, e.Warning)
+				}
+			})
+		}()
+		synctest.Wait() // the connection runs
+		interrupt()
+		if err := <-failed; !errors.Is(err, context.Canceled) {
+			t.Errorf("connect = %v, want the interrupt", err)
+		}
+		if len(warnings) != 1 || !strings.Contains(warnings[0], "did not end in 15s") {
+			t.Errorf("warnings %q, want that the connection did not end", warnings)
+		}
+		close(end)
+		if err := d.connections.shutDown(func(api.Event) {}); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestInterruptedConnectKeepsAConnectionThatAnotherRequestNeeds(t *testing.T) {

@@ -181,14 +181,15 @@ func (n *scopedNetwork) SetLink(ctx context.Context, link api.Link) (api.Network
 	return api.NetworkApplied{}, err
 }
 
-// fitsLocked returns an error if the link overlaps one of another connection. It drops links whose device is gone: a
-// connection that is about to end may have closed its device, and not yet removed its link.
+// fitsLocked returns an error if the link overlaps one of another connection. Otherwise it drops links whose device is
+// gone: a connection that is about to end may have closed its device, and not yet removed its link.
 func (n *scopedNetwork) fitsLocked(link api.Link) error {
+	var gone []*scopedNetwork
 	for _, other := range n.host.scopes {
 		switch {
 		case other == n || other.link == nil:
 		case !n.host.present(other.link.Name):
-			other.link = nil
+			gone = append(gone, other)
 		case other.link.Name == link.Name:
 			return api.Errorf(api.ExitOverlap, "another connection has a device named %s", link.Name)
 		default:
@@ -197,6 +198,9 @@ func (n *scopedNetwork) fitsLocked(link api.Link) error {
 					WithHint("disconnect that cluster first, or exclude the network with --exclude-cidr %s", a)
 			}
 		}
+	}
+	for _, other := range gone {
+		other.link = nil
 	}
 	return nil
 }

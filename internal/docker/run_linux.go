@@ -242,10 +242,13 @@ func (r *run) released() (int, error) {
 	case <-late.C:
 	}
 	r.chosen.detached = true
-	err := cmp.Or(r.chosen.err, errors.New("the detach keys ended it"))
-	return 0, api.Errorf(api.ExitEngine,
-		"`docker run` ended before its container %s, so kubevpn ended the container: %w", r.chosen.container, err).
-		WithHint("the detach keys are Ctrl-P Ctrl-Q by default; -- --detach-keys KEYS changes them")
+	err := api.Errorf(api.ExitEngine,
+		"`docker run` ended before its container %s, so kubevpn ended the container: %w", r.chosen.container,
+		cmp.Or(r.chosen.err, errors.New("the detach keys ended it")))
+	if r.chosen.err == nil {
+		err = err.WithHint("the detach keys are Ctrl-P Ctrl-Q by default; -- --detach-keys KEYS changes them")
+	}
+	return 0, err
 }
 
 // watch warns when another container ends before the main one.
