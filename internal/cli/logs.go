@@ -93,7 +93,7 @@ func (t *tailer) open(tail int) error {
 		return err
 	}
 	lines := bytes.SplitAfter(text, []byte("\n"))
-	complete := len(lines) - 1 // what follows the last line end comes with the last lines
+	complete := len(lines) - 1 // the last element is an incomplete line
 	start := len(text) - len(bytes.Join(lines[max(0, complete-tail):], nil))
 	_, err = f.Seek(int64(start), io.SeekStart)
 	return err

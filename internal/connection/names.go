@@ -29,8 +29,8 @@ const (
 	fromManager        // the traffic manager: every namespace
 )
 
-// names is the index of the cluster's Services. The manager's list replaces the one that the
-// laptop read with the user's rights. It is safe for concurrent use.
+// names is the index of the cluster's Services. The manager's list replaces the one that the laptop read with the
+// user's rights. It is safe for concurrent use.
 type names struct {
 	index  *dns.Index
 	forget func(changed map[string][]string) // forgets answers about these Services; set before anything is applied
@@ -61,7 +61,7 @@ func (n *names) apply(from source, d api.NameDelta) (left int) {
 	n.from = from
 	room := maxNames
 	if !d.Reset {
-		room -= n.index.Size() // what the delta removes or repeats counts too
+		room -= n.index.Size() // also counts names that the delta removes or repeats
 	}
 	add := make(map[string][]string, len(d.Add))
 	for ns, services := range d.Add {

@@ -177,7 +177,7 @@ func admissionOf(namespace string, err error) api.Finding {
 
 // kubeProxy finds out what serves ClusterIPs.
 func kubeProxy(ctx context.Context, f *facts) api.Finding {
-	m, _ := f.manager() // without its node, Proxy does not ask kube-proxy itself
+	m, _ := f.manager() // without its node, KubeProxy compares the annotations of all nodes
 	return proxyOf(f.cluster.KubeProxy(ctx, m.Node))
 }
 

@@ -44,20 +44,22 @@ func TestMemoryIsReleasedOnlyWhenQuiet(t *testing.T) {
 	const much = 2 * worthwhile
 	tests := []struct {
 		name   string
+		start  uint64 // bytes at the start
 		growth uint64 // bytes in an interval
 		woken  uint64 // goroutines in an interval
 		want   int    // releases in two intervals
 	}{
-		{"a quiet program that grew", much, 1, 2},
-		{"a quiet program that did not grow", 0, 1, 0},
-		{"a busy program", much, 10 * quiet * uint64(interval/time.Second), 0},
+		{"a quiet program that grew", 0, much, 1, 2},
+		{"a quiet program that did not grow", 0, 0, 1, 0},
+		{"a quiet program whose start left memory", much, 0, 1, 1},
+		{"a busy program", 0, much, 10 * quiet * uint64(interval/time.Second), 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 2*interval+interval/2)
 				defer cancel()
-				var now usage
+				now := usage{held: tt.start}
 				released := 0
 				program{
 					sample: func() usage {

@@ -97,7 +97,7 @@ func newRouter(allows func(netip.AddrPort, []netip.Prefix) bool, changed func(),
 // alarmInterval is how often the log shows spoofed packets at most. Our laptops send none, unless the user intends to.
 const alarmInterval = 5 * time.Second
 
-// countSpoofed counts a packet whose source is not its session's.
+// countSpoofed counts a packet whose session does not own its source address.
 func (r *router) countSpoofed() {
 	n := r.counts.spoofed.Add(1)
 	r.alarm.Do(func() {

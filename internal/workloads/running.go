@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/podenv"
 )
 
-// Model returns a pod to imitate: that of Running or, if no pod runs, the one that the API server would create from the
+// Model returns a template pod: that of Running or, if no pod runs, the one that the API server would create from the
 // template, with the additions of admission. missing is a warning that names what such a pod lacks.
 func (w *Workload) Model(ctx context.Context, kube kubernetes.Interface) (pod *corev1.Pod, missing string, err error) {
 	if pod, err = w.Running(ctx, kube); pod != nil || err != nil {
