@@ -47,6 +47,15 @@ func newRoot(a *app) *cobra.Command {
 	root.SetUsageFunc(printUsage)
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(flagError)
+	addCommands(root, a)
+	if a.plugin {
+		asPlugin(root)
+	}
+	return root
+}
+
+// addCommands adds the commands in the groups of the help.
+func addCommands(root *cobra.Command, a *app) {
 	root.SetHelpCommand(newHelp(a))
 	root.AddGroup(
 		&cobra.Group{ID: groupConnection, Title: "Connections:"},
@@ -68,10 +77,6 @@ func newRoot(a *app) *cobra.Command {
 	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newConfig(a), newService(a), newReport(a), newVersion(a), newCompletion(a))
 	addHidden(root, a)
-	if a.plugin {
-		asPlugin(root)
-	}
-	return root
 }
 
 // addGlobal defines the flags of all commands.
