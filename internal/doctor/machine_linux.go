@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/host/redirect"
+	"kubevpn/pkg/host/netfilter"
 )
 
 const (
@@ -131,7 +131,7 @@ func lacksNFTables() (err error, known bool) {
 		return fmt.Errorf("a table with an owner needs Linux %d.%d", ownerMajor, ownerMinor), true
 	}
 	if admin, err := hasNetAdmin(); admin && err == nil {
-		return redirect.Available(), true
+		return netfilter.Available(), true
 	}
 	has, known := hasModule(os.DirFS("/"), release(), "nf_tables")
 	if known && !has {

@@ -64,7 +64,8 @@ var layers = map[string]int{
 
 	"pkg/host/osdns":      10,
 	"pkg/host/route":      10,
-	"pkg/host/redirect":   0,  // osdns and route keep their rules in its Table
+	"pkg/host/redirect":   10,
+	"pkg/host/netfilter":  0,
 	"pkg/host/sandbox":    11, // it makes its network with pkg/host/route
 	"pkg/host/sockets":    0,
 	"pkg/host/subreaper":  0,

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -53,4 +54,15 @@ func WaitGone(t testing.TB, link string) {
 		_, err := net.InterfaceByName(link)
 		return err != nil
 	})
+}
+
+// Ruleset returns the rules that nft lists, without the owner's name that it adds on some kernels.
+func Ruleset(t testing.TB) string {
+	t.Helper()
+	var b strings.Builder
+	for line := range strings.Lines(Run(t, "nft list ruleset")) {
+		line, _, _ = strings.Cut(line, " # progname")
+		b.WriteString(strings.TrimRight(line, "\n") + "\n")
+	}
+	return b.String()
 }

@@ -13,7 +13,7 @@ import (
 	nl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kubevpn/pkg/host/redirect"
+	"kubevpn/pkg/host/netfilter"
 )
 
 // natPriority puts the redirect before other programs' destination NAT (-100), for example Docker's redirect of its
@@ -32,14 +32,14 @@ const natPriority = -110
 //	  }
 //	}
 type ownerTable struct {
-	*redirect.Table
+	*netfilter.Table
 	redirect *nftables.Chain
 	guard    *nftables.Chain
 }
 
 // openTable creates the table. Its error says what the machine lacks.
 func openTable(name string) (*ownerTable, error) {
-	table, err := redirect.OpenTable(name)
+	table, err := netfilter.OpenTable(name)
 	if err != nil {
 		return nil, err
 	}
@@ -71,8 +71,8 @@ func (t *ownerTable) set(r redirection) error {
 	t.FlushChain(t.guard)
 	if len(r.nameservers) > 0 {
 		t.Rule(t.redirect,
-			redirect.MetaIs(expr.MetaKeyMARK, binaryutil.NativeEndian.PutUint32(Mark)),
-			redirect.Verdict(expr.VerdictReturn))
+			netfilter.MetaIs(expr.MetaKeyMARK, binaryutil.NativeEndian.PutUint32(Mark)),
+			netfilter.Verdict(expr.VerdictReturn))
 	}
 	for _, ns := range r.nameservers {
 		to := r.to4
@@ -84,10 +84,10 @@ func (t *ownerTable) set(r redirection) error {
 	for _, l := range r.links {
 		for _, a := range l.Addrs {
 			t.Rule(t.guard,
-				redirect.MetaIsNot(expr.MetaKeyIIFNAME, redirect.InterfaceName("lo")),
-				redirect.MetaIsNot(expr.MetaKeyIIFNAME, redirect.InterfaceName(l.Name)),
-				redirect.DestinationIs(a),
-				redirect.Verdict(expr.VerdictDrop))
+				netfilter.MetaIsNot(expr.MetaKeyIIFNAME, netfilter.InterfaceName("lo")),
+				netfilter.MetaIsNot(expr.MetaKeyIIFNAME, netfilter.InterfaceName(l.Name)),
+				netfilter.DestinationIs(a),
+				netfilter.Verdict(expr.VerdictDrop))
 		}
 	}
 	return t.Flush()
@@ -100,11 +100,11 @@ func (t *ownerTable) addRedirect(ns netip.Addr, to netip.AddrPort) {
 	}
 	for _, proto := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 		t.Rule(t.redirect,
-			redirect.DestinationIs(ns),
-			redirect.MetaIs(expr.MetaKeyL4PROTO, []byte{proto}),
+			netfilter.DestinationIs(ns),
+			netfilter.MetaIs(expr.MetaKeyL4PROTO, []byte{proto}),
 			[]expr.Any{
 				&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-				redirect.Equal([]byte{0, 53}),
+				netfilter.Equal([]byte{0, 53}),
 				&expr.Immediate{Register: 1, Data: to.Addr().AsSlice()},
 				&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, to.Port())},
 				&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: 1, RegProtoMin: 2},
@@ -116,7 +116,7 @@ func (t *ownerTable) addRedirect(ns netip.Addr, to netip.AddrPort) {
 // program that keeps one socket (c-ares does) would follow its first packet. If the kernel cannot list flows, such
 // flows end 30 s after their last packet.
 func forgetFlows(nameservers []netip.Addr) error {
-	_, err := redirect.DeleteFlows(flowsTo(nameservers))
+	_, err := netfilter.DeleteFlows(flowsTo(nameservers))
 	return err
 }
 

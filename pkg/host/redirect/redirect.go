@@ -7,8 +7,8 @@
 // It redirects new TCP connections and UDP flows to any address of the namespace, and they keep that address. It leaves
 // alone those that begin within the namespace, over loopback. It is Linux only.
 //
-// The rules are in a Table, which the kernel removes with the process: however the process dies, the application has
-// its ports back at once. Other packages use Table for rules of their own. It needs Linux 5.12 and CAP_NET_ADMIN.
+// The rules are in a netfilter.Table, which the kernel removes with the process: however the process dies, the
+// application has its ports back at once. It needs Linux 5.12 and CAP_NET_ADMIN.
 package redirect
 
 import (

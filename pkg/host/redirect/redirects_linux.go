@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 
+	"kubevpn/pkg/host/netfilter"
+
 	"github.com/google/nftables"
 )
 
@@ -18,8 +20,8 @@ type Redirects struct {
 	diversion diversion
 	logger    *slog.Logger
 
-	mu                sync.Mutex // guards table and its contents
-	table             *Table     // nil: closed
+	mu                sync.Mutex       // guards table and its contents
+	table             *netfilter.Table // nil: closed
 	tcp, udp, udpBack *nftables.Set
 	output            *nftables.Chain
 	diverts           bool // the table has the rules of divert
@@ -30,7 +32,7 @@ type Redirects struct {
 
 // New redirects nothing yet, but proves that the kernel can. An error says what is missing.
 func New(cfg Config) (*Redirects, error) {
-	table, err := OpenTable(cfg.Name)
+	table, err := netfilter.OpenTable(cfg.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/testenv"
 )
@@ -95,7 +94,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 		}
 	}
 
-	if diff := cmp.Diff(listed, ruleset(t)); diff != "" {
+	if diff := cmp.Diff(listed, testenv.Ruleset(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
 	// Invalid ports change nothing, and neither do the same ports again.
@@ -107,7 +106,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 		}
 	}
 	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
-	if diff := cmp.Diff(listed, ruleset(t)); diff != "" {
+	if diff := cmp.Diff(listed, testenv.Ruleset(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
 	set(t, r, nil)
@@ -117,7 +116,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 		t.Fatal(err)
 	}
 	before("after Close")
-	check(t, "the ruleset", ruleset(t), "")
+	check(t, "the ruleset", testenv.Ruleset(t), "")
 	if err := r.Close(); err != nil {
 		t.Errorf("a second Close: %v", err)
 	}
@@ -164,17 +163,6 @@ const listed = `table inet test {
 	}
 }
 `
-
-// ruleset returns the rules that nft lists, without the owner's name that it adds on some kernels.
-func ruleset(t *testing.T) string {
-	t.Helper()
-	var b strings.Builder
-	for line := range strings.Lines(testenv.Run(t, "nft list ruleset")) {
-		line, _, _ = strings.Cut(line, " # progname")
-		b.WriteString(strings.TrimRight(line, "\n") + "\n")
-	}
-	return b.String()
-}
 
 // Earlier connections stay with the application, also if the kernel did not track them before New. Redirected ones
 // stay redirected.
@@ -327,12 +315,4 @@ func TestNewNamesTheReason(t *testing.T) {
 	}
 	check(t, "without a capability", strings.TrimSpace(string(out)), "cannot create the nftables table test: "+
 		"the capability NET_ADMIN is missing: netlink receive: operation not permitted")
-}
-
-func TestReasonNamesTheKernel(t *testing.T) {
-	release := strings.TrimSpace(testenv.Run(t, "uname -r"))
-	for _, err := range []error{unix.EINVAL, unix.EOPNOTSUPP} { // before 5.12; without nf_tables
-		want := "a table with an owner needs Linux 5.12 with nf_tables, and this is " + release
-		check(t, err.Error(), new(Table).reason(err), want)
-	}
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"kubevpn/pkg/host/netfilter"
+
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
@@ -75,9 +77,9 @@ func (r *Redirects) addRules() error {
 // fromOutside matches packets from another network namespace to an address of this one.
 func fromOutside() []expr.Any {
 	return append(
-		MetaIsNot(expr.MetaKeyIIFNAME, InterfaceName("lo")),
+		netfilter.MetaIsNot(expr.MetaKeyIIFNAME, netfilter.InterfaceName("lo")),
 		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
-		Equal(binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)))
+		netfilter.Equal(binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)))
 }
 
 func (r *Redirects) addTCPRules() {
@@ -85,12 +87,12 @@ func (r *Redirects) addTCPRules() {
 	tcp := t.Chain("tcp", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, tcpPriority)
 	t.Rule(tcp,
 		fromOutside(),
-		MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}),
+		netfilter.MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}),
 		[]expr.Any{
 			load(13, 1),
 			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{fin | syn | rst | ack},
 				Xor: []byte{0}},
-			Equal([]byte{syn}),
+			netfilter.Equal([]byte{syn}),
 		},
 		mapped(destinationPort, r.tcp),
 		[]expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_INET, RegProtoMin: 2}})
@@ -99,8 +101,8 @@ func (r *Redirects) addTCPRules() {
 func (r *Redirects) addUDPRules() {
 	t := r.table
 	udp := t.Chain("udp", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, udpPriority)
-	isUDP := MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_UDP})
-	t.Rule(udp, fromOutside(), isUDP, mapped(destinationPort, r.udpBack), Verdict(expr.VerdictDrop))
+	isUDP := netfilter.MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_UDP})
+	t.Rule(udp, fromOutside(), isUDP, mapped(destinationPort, r.udpBack), netfilter.Verdict(expr.VerdictDrop))
 	t.Rule(udp,
 		fromOutside(), isUDP,
 		[]expr.Any{
@@ -109,7 +111,7 @@ func (r *Redirects) addUDPRules() {
 				SourceRegister: 1, DestRegister: 1, Len: 4,
 				Mask: binaryutil.NativeEndian.PutUint32(ctConfirmed), Xor: make([]byte, 4),
 			},
-			Equal(make([]byte, 4)),
+			netfilter.Equal(make([]byte, 4)),
 		},
 		mapped(destinationPort, r.udp),
 		setCtMark(r.mark))
@@ -117,10 +119,10 @@ func (r *Redirects) addUDPRules() {
 	// A datagram without a checksum stays without one.
 	t.Rule(udp,
 		ours,
-		[]expr.Any{load(udpChecksum, 2), Equal([]byte{0, 0})},
+		[]expr.Any{load(udpChecksum, 2), netfilter.Equal([]byte{0, 0})},
 		mapped(destinationPort, r.udp),
 		[]expr.Any{rewrite(destinationPort, expr.CsumTypeNone)},
-		Verdict(expr.VerdictAccept))
+		netfilter.Verdict(expr.VerdictAccept))
 	t.Rule(udp, ours, mapped(destinationPort, r.udp), []expr.Any{rewrite(destinationPort, expr.CsumTypeInet)})
 
 	r.output = t.Chain("output", nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityRaw)
@@ -175,9 +177,9 @@ func (r *Redirects) divert() error {
 	add := func() error {
 		c = r.table.Chain(r.diversion.chain(), nftables.ChainTypeRoute, nftables.ChainHookOutput,
 			*nftables.ChainPriorityMangle)
-		r.table.Rule(c, MetaIs(expr.MetaKeyMARK, mark), setCtMark(uint32(r.diversion)))
+		r.table.Rule(c, netfilter.MetaIs(expr.MetaKeyMARK, mark), setCtMark(uint32(r.diversion)))
 		r.table.Rule(c,
-			[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, Equal([]byte{ctReply})},
+			[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, netfilter.Equal([]byte{ctReply})},
 			ctMarkIs(uint32(r.diversion)),
 			[]expr.Any{
 				&expr.Immediate{Register: 1, Data: mark},
@@ -201,7 +203,7 @@ const ctOriginal, ctReply = 0, 1
 
 func (r *Redirects) addZone(mark []byte) error {
 	var exprs [][]byte
-	for _, e := range append(MetaIs(expr.MetaKeyMARK, mark),
+	for _, e := range append(netfilter.MetaIs(expr.MetaKeyMARK, mark),
 		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint16(zone)}) {
 		b, err := expr.Marshal(byte(nftables.TableFamilyINet), e)
 		if err != nil {
@@ -225,7 +227,7 @@ func (r *Redirects) addZone(mark []byte) error {
 	if err != nil {
 		return err
 	}
-	return r.table.marshaledRule(r.output, append(exprs, set)...)
+	return r.table.MarshaledRule(r.output, append(exprs, set)...)
 }
 
 // Offsets in the headers of TCP and UDP, and flags of TCP.
@@ -258,7 +260,7 @@ func rewrite(offset uint32, checksum expr.PayloadCsumType) *expr.Payload {
 }
 
 func ctMarkIs(mark uint32) []expr.Any {
-	return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, Equal(binaryutil.NativeEndian.PutUint32(mark))}
+	return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, netfilter.Equal(binaryutil.NativeEndian.PutUint32(mark))}
 }
 
 func setCtMark(mark uint32) []expr.Any {

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kubevpn/pkg/host/redirect"
+	"kubevpn/pkg/host/netfilter"
 )
 
 // guard keeps this machine from becoming a gateway into its tunnels for the networks that it is attached to. Packets
@@ -32,7 +32,7 @@ import (
 // It needs root, because the kernel forwards and masquerades such packets before the reader of the TUN device sees
 // them. The kernel removes the table when the process ends.
 type guard struct {
-	table   *redirect.Table
+	table   *netfilter.Table
 	forward *nftables.Chain
 	handle  *netlink.Handle
 	stop    chan struct{}
@@ -49,7 +49,7 @@ const retryTime = time.Second
 
 // openGuard creates a guard that drops nothing yet. Its error says which feature the kernel lacks.
 func openGuard() (*guard, error) {
-	table, err := redirect.OpenTable("kubevpn.guard-" + strings.ToLower(rand.Text()[:8]))
+	table, err := netfilter.OpenTable("kubevpn.guard-" + strings.ToLower(rand.Text()[:8]))
 	if err != nil {
 		return nil, err
 	}
@@ -151,9 +151,9 @@ func (g *guard) refresh() error {
 	for _, uplink := range uplinks {
 		for _, link := range g.links {
 			g.table.Rule(g.forward,
-				redirect.MetaIs(expr.MetaKeyIIF, binaryutil.NativeEndian.PutUint32(uint32(uplink))),
-				redirect.MetaIs(expr.MetaKeyOIFNAME, redirect.InterfaceName(link)),
-				redirect.Verdict(expr.VerdictDrop))
+				netfilter.MetaIs(expr.MetaKeyIIF, binaryutil.NativeEndian.PutUint32(uint32(uplink))),
+				netfilter.MetaIs(expr.MetaKeyOIFNAME, netfilter.InterfaceName(link)),
+				netfilter.Verdict(expr.VerdictDrop))
 		}
 	}
 	if err := g.table.Flush(); err != nil {

@@ -1,4 +1,4 @@
-package redirect
+package netfilter
 
 import (
 	"encoding/binary"
@@ -122,9 +122,9 @@ func (t *Table) Rule(c *nftables.Chain, parts ...[]expr.Any) {
 	t.AddRule(&nftables.Rule{Table: t.table, Chain: c, Exprs: slices.Concat(parts...)})
 }
 
-// marshaledRule adds a rule to the end of an existing chain, without waiting for Flush. It is for expressions that the
+// MarshaledRule adds a rule to the end of an existing chain, without waiting for Flush. It is for expressions that the
 // library lacks.
-func (t *Table) marshaledRule(c *nftables.Chain, exprs ...[]byte) error {
+func (t *Table) MarshaledRule(c *nftables.Chain, exprs ...[]byte) error {
 	var list []netlink.Attribute
 	for _, e := range exprs {
 		list = append(list, netlink.Attribute{Type: unix.NLA_F_NESTED | unix.NFTA_LIST_ELEM, Data: e})

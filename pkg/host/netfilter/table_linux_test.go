@@ -1,4 +1,4 @@
-package redirect
+package netfilter
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/testenv"
 )
@@ -32,7 +33,7 @@ func TestTableAppliesRulesAtFlush(t *testing.T) {
 	table := openTable(t, "test-1")
 	c := table.Chain("c", nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityFilter)
 	table.Rule(c, MetaIsNot(expr.MetaKeyOIFNAME, InterfaceName("lo")), DestinationIs(netip.MustParseAddr("192.0.2.1")), Verdict(expr.VerdictDrop))
-	if got := ruleset(t); strings.Contains(got, "chain c") {
+	if got := testenv.Ruleset(t); strings.Contains(got, "chain c") {
 		t.Errorf("before Flush there is:\n%s", got)
 	}
 	if err := table.Flush(); err != nil {
@@ -46,7 +47,7 @@ func TestTableAppliesRulesAtFlush(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := table.marshaledRule(c, mark, is); err != nil {
+	if err := table.MarshaledRule(c, mark, is); err != nil {
 		t.Fatal(err)
 	}
 	want := `table inet test-1 {
@@ -59,18 +60,18 @@ func TestTableAppliesRulesAtFlush(t *testing.T) {
 	}
 }
 `
-	if diff := cmp.Diff(want, ruleset(t)); diff != "" {
+	if diff := cmp.Diff(want, testenv.Ruleset(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
 	// No other process can remove the table, or a part of it.
 	testenv.Run(t, "nft flush ruleset")
-	if diff := cmp.Diff(want, ruleset(t)); diff != "" {
+	if diff := cmp.Diff(want, testenv.Ruleset(t)); diff != "" {
 		t.Errorf("after the flush of another process: -want +got\n%s", diff)
 	}
 	if err := table.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got := ruleset(t); got != "" {
+	if got := testenv.Ruleset(t); got != "" {
 		t.Errorf("after Close there is:\n%s", got)
 	}
 }
@@ -97,7 +98,7 @@ func TestTablesHaveOneOwner(t *testing.T) {
 	if err := second.Flush(); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a rule without its chain: %v", err)
 	}
-	if got := ruleset(t); strings.Contains(got, "chain") {
+	if got := testenv.Ruleset(t); strings.Contains(got, "chain") {
 		t.Errorf("a part of the change was applied:\n%s", got)
 	}
 	// The table can change afterwards, and outlives the other.
@@ -108,7 +109,17 @@ func TestTablesHaveOneOwner(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got := ruleset(t); strings.Contains(got, "table inet test-1 ") || !strings.Contains(got, "chain c") {
+	if got := testenv.Ruleset(t); strings.Contains(got, "table inet test-1 ") || !strings.Contains(got, "chain c") {
 		t.Errorf("after the first one's Close there is:\n%s", got)
+	}
+}
+
+func TestReasonNamesTheKernel(t *testing.T) {
+	release := strings.TrimSpace(testenv.Run(t, "uname -r"))
+	for _, err := range []error{unix.EINVAL, unix.EOPNOTSUPP} { // before 5.12; without nf_tables
+		want := "a table with an owner needs Linux 5.12 with nf_tables, and this is " + release
+		if got := new(Table).reason(err); got != want {
+			t.Errorf("%v: %q, want %q", err, got, want)
+		}
 	}
 }
