@@ -14,7 +14,8 @@
 // (internal/gateway) has the privilege to create the TUN device. The manager lists and watches Services,
 // EndpointSlices, Nodes and ServiceCIDRs, and gets pods: in all namespaces, or in those of Config.WatchNamespaces. It
 // works without a permission that is missing, and reports it in api.ManagerState.Missing. It dials the ClusterIPs that
-// it does not know as they are. It holds no state that a restart would lose.
+// it does not know as they are. It stores nothing: after a restart, laptops open new sessions, ask for the inner
+// addresses that they had, and get new tickets.
 package manager
 
 import (
