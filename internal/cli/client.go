@@ -31,6 +31,7 @@ const (
 var (
 	errNoDaemon    = errors.New("no daemon is running")
 	errNeedsHelper = errors.New("the daemon has no root helper")
+	errLostDaemon  = errors.New("the daemon closed the connection")
 )
 
 // client sends requests to the daemon of this user. Its methods are safe for concurrent use.
@@ -40,12 +41,31 @@ type client struct {
 }
 
 func newClient(paths config.Paths) *client {
+	return &client{paths: paths, http: httpClient(paths, func() {})}
+}
+
+// httpClient returns a client that dials the daemon for each request. It calls closed when it closes the conn.
+func httpClient(paths config.Paths, closed func()) *http.Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
-		return d.DialContext(ctx, "unix", paths.Socket())
+		conn, err := d.DialContext(ctx, "unix", paths.Socket())
+		if err != nil {
+			return nil, err
+		}
+		return closingConn{conn, closed}, nil
 	}
-	return &client{paths: paths,
-		http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+}
+
+// closingConn is a conn that calls closed when it is closed.
+type closingConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c closingConn) Close() error {
+	c.closed()
+	return c.Conn.Close()
 }
 
 // do sends a request. body is nil, an io.Reader of JSON, or a value that do encodes as JSON. The caller closes the body
@@ -105,7 +125,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return errNoDaemon
-	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, net.ErrClosed):
 		return errNoDaemon // it ended before it read the whole request
 	case errors.Is(ctx.Err(), context.Canceled):
 		return ctx.Err()
@@ -182,6 +202,8 @@ func (c *client) hold(ctx context.Context, path string, body any, on func(api.Ev
 	defer release.Close()
 	defer content.Close()
 	go func() { _, _ = release.Write(text) }() // an error also fails the request
+	// If the daemon dies, net/http waits for the end of the body before it returns an error: that of the body.
+	c = &client{paths: c.paths, http: httpClient(c.paths, func() { release.CloseWithError(errLostDaemon) })}
 	defer context.AfterFunc(ctx, func() {
 		release.Close()
 		select {

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -104,5 +106,49 @@ func TestInterruptedRequestReturnsTheInterrupt(t *testing.T) {
 				t.Errorf("hold = %+v, %v; want a connection: %v, and the interrupt", c, err, tt.connected)
 			}
 		})
+	}
+}
+
+// The body of an attached request ends with the command. The daemon's death must not wait for that.
+func TestAttachedRequestFailsWhenTheDaemonDies(t *testing.T) {
+	paths := config.Paths{RuntimeDir: filepath.Join(t.TempDir(), "r")}
+	if err := paths.MakeRuntimeDir(); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", paths.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return // the test has ended
+		}
+		defer conn.Close()
+		req, err := http.ReadRequest(bufio.NewReader(conn))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		var body struct{}
+		if err := json.NewDecoder(req.Body).Decode(&body); err != nil {
+			t.Error(err)
+		}
+	}()
+	failed := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		_, err := newClient(paths).hold(ctx, api.PathConnect, struct{}{}, func(api.Event) {})
+		failed <- err
+	}()
+	select {
+	case err := <-failed:
+		if api.AsError(err) == nil || api.AsError(err).Code != api.ExitDaemon || !errors.Is(err, errLostDaemon) {
+			t.Errorf("got %v, want that the daemon closed the connection", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the request waits for a daemon that has died")
 	}
 }
