@@ -260,7 +260,9 @@ func rewrite(offset uint32, checksum expr.PayloadCsumType) *expr.Payload {
 }
 
 func ctMarkIs(mark uint32) []expr.Any {
-	return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, netfilter.Equal(binaryutil.NativeEndian.PutUint32(mark))}
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, netfilter.Equal(binaryutil.NativeEndian.PutUint32(mark)),
+	}
 }
 
 func setCtMark(mark uint32) []expr.Any {
