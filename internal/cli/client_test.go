@@ -22,7 +22,9 @@ import (
 	"kubevpn/internal/config"
 )
 
-func TestRequestThatNoDaemonAcceptsReportsNoDaemon(t *testing.T) {
+// listenAsDaemon listens at the socket of a daemon. The caller closes the listener.
+func listenAsDaemon(t *testing.T) (config.Paths, net.Listener) {
+	t.Helper()
 	paths := config.Paths{RuntimeDir: filepath.Join(t.TempDir(), "r")}
 	if err := paths.MakeRuntimeDir(); err != nil {
 		t.Fatal(err)
@@ -31,6 +33,11 @@ func TestRequestThatNoDaemonAcceptsReportsNoDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return paths, l
+}
+
+func TestRequestThatNoDaemonAcceptsReportsNoDaemon(t *testing.T) {
+	paths, l := listenAsDaemon(t)
 	asked := make(chan error, 1)
 	go func() {
 		_, err := newClient(paths).status(t.Context())
@@ -73,14 +80,7 @@ func TestInterruptedRequestReturnsTheInterrupt(t *testing.T) {
 		{"connected", func(w http.ResponseWriter) { io.WriteString(w, `{"connection":{"id":"id-a"}}`) }, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			paths := config.Paths{RuntimeDir: filepath.Join(t.TempDir(), "r")}
-			if err := paths.MakeRuntimeDir(); err != nil {
-				t.Fatal(err)
-			}
-			listener, err := net.Listen("unix", paths.Socket())
-			if err != nil {
-				t.Fatal(err)
-			}
+			paths, listener := listenAsDaemon(t)
 			ctx, interrupt := context.WithCancel(t.Context())
 			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				var req struct{}
@@ -111,14 +111,7 @@ func TestInterruptedRequestReturnsTheInterrupt(t *testing.T) {
 
 // The body of an attached request ends with the command. The daemon's death must not wait for that.
 func TestAttachedRequestFailsWhenTheDaemonDies(t *testing.T) {
-	paths := config.Paths{RuntimeDir: filepath.Join(t.TempDir(), "r")}
-	if err := paths.MakeRuntimeDir(); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("unix", paths.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
+	paths, listener := listenAsDaemon(t)
 	defer listener.Close()
 	go func() {
 		conn, err := listener.Accept()
