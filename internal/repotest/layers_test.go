@@ -75,7 +75,7 @@ var layers = map[string]int{
 	"pkg/redact": 0,
 
 	"pkg/wire/transport":    10,
-	"pkg/wire/authlistener": 10,
+	"pkg/wire/authlistener": 5, // whoever listens bounds its conns by it
 	"pkg/wire/filesync":     10,
 	"pkg/wire/nonblock":     0,
 	"pkg/wire/sshjump":      10,

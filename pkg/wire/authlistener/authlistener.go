@@ -4,9 +4,8 @@
 //	Accept of the TCP listener ─▶ Config.Authenticate ─┬─▶ Listener.Accept: authenticated connections
 //	                                                   └─▶ rejected: closed, counted by reason (tally)
 //
-// The number of pending connections, those that have not authenticated yet, is bounded. A new connection beyond the
-// bound evicts the oldest pending one of the address that has the most. So a client that only holds connections open
-// does not keep others out.
+// The number of pending connections, those that have not authenticated yet, is bounded: a Bound evicts the oldest of the
+// busiest address. Servers without such a phase use a Bound of their own.
 //
 // Handshake is the part of Config.Authenticate that all users share: TLS, whose errors become Reasons.
 package authlistener
@@ -17,8 +16,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -55,16 +52,7 @@ type Listener struct {
 	closed   chan struct{}
 	close    func() error
 
-	mu      sync.Mutex
-	pending []*pendingConn // the oldest first
-}
-
-// pendingConn is a connection that has not authenticated yet.
-type pendingConn struct {
-	conn    net.Conn
-	from    netip.Addr
-	evicted bool          // closed for a newer connection; guarded by Listener.mu
-	done    chan struct{} // closed when Config.Authenticate has returned
+	pending *Bound // the connections that have not authenticated yet, until Config.Authenticate has returned
 }
 
 // New creates a Listener. It accepts nothing before Run.
@@ -73,6 +61,9 @@ func New(cfg Config) *Listener {
 		cfg: cfg, tally: newTally(cfg.Name+": rejected", cfg.Logger),
 		accepted: make(chan net.Conn), closed: make(chan struct{}),
 	}
+	l.pending = &Bound{Max: MaxPending, MaxFrom: MaxPendingFrom, Evicted: func(conn net.Conn) {
+		l.CountRejected(TooMany, conn.RemoteAddr())
+	}}
 	l.close = sync.OnceValue(func() error {
 		close(l.closed)
 		return cfg.Listener.Close()
@@ -112,11 +103,7 @@ func (l *Listener) CountRejected(why Reason, remote net.Addr) { l.tally.add(why,
 func (l *Listener) Rejected(why Reason) int { return l.tally.total(why) }
 
 // Pending returns the number of connections that have not authenticated yet.
-func (l *Listener) Pending() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.pending)
-}
+func (l *Listener) Pending() int { return l.pending.Len() }
 
 // Run authenticates connections until ctx ends or Close is called, and then returns nil. It waits for pending
 // connections to end.
@@ -140,74 +127,16 @@ func (l *Listener) Run(ctx context.Context) error {
 			wakeup.Pause(ctx, acceptPause)
 			continue
 		}
-		p := l.add(conn)
-		work.Go(func() { l.serve(ctx, p) })
+		pending := l.pending.Enter(conn)
+		work.Go(func() { l.serve(ctx, conn, pending) })
 	}
-}
-
-func remote(conn net.Conn) netip.Addr {
-	if addr, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
-		return addr.AddrPort().Addr().Unmap()
-	}
-	return netip.Addr{}
-}
-
-// add makes conn pending. Beyond the bounds it evicts an older connection first, and waits until its
-// Config.Authenticate has returned.
-func (l *Listener) add(conn net.Conn) *pendingConn {
-	p := &pendingConn{conn: conn, from: remote(conn), done: make(chan struct{})}
-	for {
-		l.mu.Lock()
-		old := l.victim(p.from)
-		if old == nil {
-			l.pending = append(l.pending, p)
-			l.mu.Unlock()
-			return p
-		}
-		old.evicted = true
-		l.mu.Unlock()
-		l.CountRejected(TooMany, old.conn.RemoteAddr())
-		old.conn.Close()
-		<-old.done
-	}
-}
-
-// victim returns the pending connection to evict for a new one from an address, or nil if there is room: the oldest of
-// that address, if the address has reached its bound, or else the oldest of the address with the most. Call with mu
-// held.
-func (l *Listener) victim(from netip.Addr) *pendingConn {
-	count := make(map[netip.Addr]int)
-	most := from
-	for _, p := range l.pending {
-		count[p.from]++
-		if count[p.from] > count[most] {
-			most = p.from
-		}
-	}
-	switch {
-	case count[from] >= MaxPendingFrom:
-		most = from
-	case len(l.pending) < MaxPending:
-		return nil
-	}
-	return l.pending[slices.IndexFunc(l.pending, func(p *pendingConn) bool { return p.from == most })]
-}
-
-// remove ends the pending state of p, and reports whether p was evicted.
-func (l *Listener) remove(p *pendingConn) (evicted bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pending = slices.DeleteFunc(l.pending, func(other *pendingConn) bool { return other == p })
-	close(p.done)
-	return p.evicted
 }
 
 // serve authenticates a connection, and passes it to Accept or closes it.
-func (l *Listener) serve(ctx context.Context, p *pendingConn) {
-	conn := p.conn
+func (l *Listener) serve(ctx context.Context, conn net.Conn, pending *Held) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	c, why, err := l.cfg.Authenticate(conn)
-	evicted := l.remove(p)
+	evicted := pending.Leave()
 	if !stop() || evicted {
 		return // conn is closed
 	}

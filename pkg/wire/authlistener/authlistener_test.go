@@ -22,7 +22,6 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/wire/transport/transporttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -57,14 +56,12 @@ func start(t *testing.T, l net.Listener, authenticate func(net.Conn) (net.Conn, 
 }
 
 func TestAcceptReturnsAuthenticatedConns(t *testing.T) {
-	l := transporttest.NewListener()
+	l := fakeListener{conns: make(chan net.Conn)}
 	d := start(t, l, word)
 	visit := func(say string) net.Conn {
 		t.Helper()
-		conn, err := l.Dial(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn, far := net.Pipe()
+		l.conns <- far
 		t.Cleanup(func() { conn.Close() })
 		if _, err := io.WriteString(conn, say); err != nil {
 			t.Fatal(err)
@@ -168,10 +165,7 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Error("the good connection was not accepted")
 			}
-			d.mu.Lock()
-			pending := len(d.pending)
-			d.mu.Unlock()
-			if pending > MaxPending {
+			if pending := d.Pending(); pending > MaxPending {
 				t.Errorf("%d connections are pending, more than %d", pending, MaxPending)
 			}
 			if d.Rejected(TooMany) == 0 {
@@ -183,24 +177,48 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 
 // The oldest connection of the busiest address is evicted first.
 func TestNewConnectionTakesThePlaceOfTheBusiestAddress(t *testing.T) {
-	d := New(Config{Logger: slog.New(slog.DiscardHandler)})
+	b := &Bound{Max: MaxPending, MaxFrom: MaxPendingFrom}
 	quiet, busy := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	add := func(from netip.Addr, n int) {
 		for range n {
-			d.pending = append(d.pending, &pendingConn{from: from})
+			b.held = append(b.held, &Held{from: from})
 		}
 	}
 	add(quiet, 10)
 	add(busy, 20)
 	add(netip.MustParseAddr("192.0.2.3"), 15)
-	if a := d.victim(quiet); a != nil {
-		t.Errorf("victim returns a connection of %v while there is room", a.from)
+	if h := b.victim(quiet); h != nil {
+		t.Errorf("victim returns a connection of %v while there is room", h.from)
 	}
-	for n := byte(10); len(d.pending) < MaxPending; n++ {
+	for n := byte(10); len(b.held) < MaxPending; n++ {
 		add(netip.AddrFrom4([4]byte{192, 0, 2, n}), 1)
 	}
-	if a := d.victim(quiet); a != d.pending[10] {
-		t.Errorf("victim returns a connection of %v, want the oldest of %v", a.from, busy)
+	if h := b.victim(quiet); h != b.held[10] {
+		t.Errorf("victim returns a connection of %v, want the oldest of %v", h.from, busy)
+	}
+}
+
+// Enter closes the evicted conn, tells about it once, and waits until its owner has left.
+func TestEnterWaitsForTheEvictedConn(t *testing.T) {
+	var evicted []net.Conn
+	b := &Bound{Max: 1, Evicted: func(c net.Conn) { evicted = append(evicted, c) }}
+	near, far := net.Pipe()
+	defer near.Close()
+	old := b.Enter(far)
+	left := make(chan bool, 1)
+	go func() {
+		_, _ = far.Read(make([]byte, 1)) // until it is closed
+		left <- old.Leave()
+	}()
+	near2, far2 := net.Pipe()
+	defer near2.Close()
+	defer far2.Close()
+	next := b.Enter(far2)
+	if !<-left || !old.Leave() || b.Len() != 1 || len(evicted) != 1 || evicted[0] != far {
+		t.Errorf("evicted %v; %d conns are held, want 1", evicted, b.Len())
+	}
+	if next.Leave() || b.Len() != 0 {
+		t.Errorf("the second conn was evicted, or %d conns are held", b.Len())
 	}
 }
 
