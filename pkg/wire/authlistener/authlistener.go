@@ -13,7 +13,6 @@ package authlistener
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"sync"
@@ -52,7 +51,7 @@ type Listener struct {
 	closed   chan struct{}
 	close    func() error
 
-	pending *Bound // the connections that have not authenticated yet, until Config.Authenticate has returned
+	pending Bound // the connections that have not authenticated yet, until Config.Authenticate has returned
 }
 
 // New creates a Listener. It accepts nothing before Run.
@@ -60,10 +59,8 @@ func New(cfg Config) *Listener {
 	l := &Listener{
 		cfg: cfg, tally: newTally(cfg.Name+": rejected", cfg.Logger),
 		accepted: make(chan net.Conn), closed: make(chan struct{}),
+		pending: Bound{Max: MaxPending, MaxFrom: MaxPendingFrom},
 	}
-	l.pending = &Bound{Max: MaxPending, MaxFrom: MaxPendingFrom, Evicted: func(conn net.Conn) {
-		l.CountRejected(TooMany, conn.RemoteAddr())
-	}}
 	l.close = sync.OnceValue(func() error {
 		close(l.closed)
 		return cfg.Listener.Close()
@@ -83,15 +80,6 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 // Close ends Accept and Run.
 func (l *Listener) Close() error { return l.close() }
-
-func (l *Listener) isClosed() bool {
-	select {
-	case <-l.closed:
-		return true
-	default:
-		return false
-	}
-}
 
 // Addr returns the address of the TCP listener.
 func (l *Listener) Addr() net.Addr { return l.cfg.Listener.Addr() }
@@ -118,10 +106,8 @@ func (l *Listener) Run(ctx context.Context) error {
 	for {
 		conn, err := l.cfg.Listener.Accept()
 		switch {
-		case err != nil && l.isClosed():
+		case errors.Is(err, net.ErrClosed): // by Close: the Listener owns it
 			return nil
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("accept on the %s: %w", l.cfg.Name, err)
 		case err != nil: // temporary: no file descriptors are left, or the client has closed the connection already
 			l.cfg.Logger.Warn("cannot accept on the "+l.cfg.Name, "err", err)
 			wakeup.Pause(ctx, acceptPause)
@@ -136,8 +122,10 @@ func (l *Listener) Run(ctx context.Context) error {
 func (l *Listener) serve(ctx context.Context, conn net.Conn, pending *Held) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	c, why, err := l.cfg.Authenticate(conn)
-	evicted := pending.Leave()
-	if !stop() || evicted {
+	if pending.Leave() {
+		why = TooMany
+	}
+	if !stop() {
 		return // conn is closed
 	}
 	if why != "" {

@@ -13,7 +13,11 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -175,50 +179,108 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// The oldest connection of the busiest address is evicted first.
+// The oldest connection of the busiest address is evicted first, and a large one before many small ones.
 func TestNewConnectionTakesThePlaceOfTheBusiestAddress(t *testing.T) {
-	b := &Bound{Max: MaxPending, MaxFrom: MaxPendingFrom}
-	quiet, busy := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
-	add := func(from netip.Addr, n int) {
-		for range n {
-			b.held = append(b.held, &Held{from: from})
+	var held []*Held
+	var names, gone []string
+	b := &Bound{Max: 100}
+	add := func(from string, n, cost int) {
+		for i := range n {
+			near, far := net.Pipe()
+			t.Cleanup(func() { near.Close() })
+			held = append(held, b.Enter(farConn{far, netip.MustParseAddr(from)}))
+			held[len(held)-1].SetCost(cost)
+			names = append(names, fmt.Sprint(from, " ", i))
 		}
 	}
-	add(quiet, 10)
-	add(busy, 20)
-	add(netip.MustParseAddr("192.0.2.3"), 15)
-	if h := b.victim(quiet); h != nil {
-		t.Errorf("victim returns a connection of %v while there is room", h.from)
+	expect := func(want ...string) {
+		t.Helper()
+		gone = append(gone, want...)
+		var got []string
+		for i, h := range held {
+			if h.evicted {
+				got = append(got, names[i])
+			}
+		}
+		if !slices.Equal(got, gone) {
+			t.Errorf("evicted %q, want %q", got, gone)
+		}
 	}
-	for n := byte(10); len(b.held) < MaxPending; n++ {
-		add(netip.AddrFrom4([4]byte{192, 0, 2, n}), 1)
-	}
-	if h := b.victim(quiet); h != b.held[10] {
-		t.Errorf("victim returns a connection of %v, want the oldest of %v", h.from, busy)
-	}
+	add("192.0.2.1", 10, 1)
+	add("192.0.2.2", 50, 1)
+	add("192.0.2.3", 40, 1)
+	expect()
+	add("192.0.2.1", 1, 1)
+	expect("192.0.2.2 0")
+	add("192.0.2.5", 2, 1)
+	expect("192.0.2.2 1", "192.0.2.2 2")
+	add("192.0.2.4", 1, 60) // more than the others have
+	expect("192.0.2.2 3", "192.0.2.4 0")
 }
 
-// Enter closes the evicted conn, tells about it once, and waits until its owner has left.
-func TestEnterWaitsForTheEvictedConn(t *testing.T) {
-	var evicted []net.Conn
-	b := &Bound{Max: 1, Evicted: func(c net.Conn) { evicted = append(evicted, c) }}
+// A conn that is evicted is closed, and its owner learns why.
+func TestOwnerLearnsThatItsConnWasEvicted(t *testing.T) {
+	b := &Bound{Max: 1}
 	near, far := net.Pipe()
-	defer near.Close()
 	old := b.Enter(far)
-	left := make(chan bool, 1)
-	go func() {
-		_, _ = far.Read(make([]byte, 1)) // until it is closed
-		left <- old.Leave()
-	}()
 	near2, far2 := net.Pipe()
 	defer near2.Close()
 	defer far2.Close()
 	next := b.Enter(far2)
-	if !<-left || !old.Leave() || b.Len() != 1 || len(evicted) != 1 || evicted[0] != far {
-		t.Errorf("evicted %v; %d conns are held, want 1", evicted, b.Len())
+	if _, err := near.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the client reads %v", err)
+	}
+	old.SetCost(2) // has no effect
+	if !old.Leave() || !old.Leave() || b.Len() != 1 {
+		t.Errorf("%d conns are held, want 1", b.Len())
 	}
 	if next.Leave() || b.Len() != 0 {
 		t.Errorf("the second conn was evicted, or %d conns are held", b.Len())
+	}
+	next.SetCost(1)
+	if b.Len() != 1 {
+		t.Error("SetCost after Leave does not count the conn")
+	}
+}
+
+// The conns of a http.Server count until their client has shown who it is.
+func TestAdmittedConnsAreNotEvicted(t *testing.T) {
+	b := &Bound{Max: 4}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { b.Admit(r) }))
+	s.Config.ConnState = b.ConnState
+	s.Start()
+	defer s.Close()
+	c := s.Client()
+	request := func() (reused bool) {
+		t.Helper()
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+			GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }})
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := c.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return reused
+	}
+	request()
+	for range 20 {
+		conn, err := net.Dial("tcp", s.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	if !request() {
+		t.Error("the conn of an admitted client was evicted")
+	}
+	c.CloseIdleConnections()
+	request() // by a new conn
+	if n := b.Len(); n != 3 && n != 4 {
+		t.Errorf("%d conns count", n)
 	}
 }
 

@@ -2,20 +2,23 @@ package authlistener
 
 import (
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 )
 
-// Bound limits the conns that are in a phase of their lives, such as those that have not authenticated yet. A new conn
-// beyond a limit evicts the oldest of the address that has the most. So a client that only holds conns open does not
-// keep others out. Its methods may be called concurrently.
+// Bound limits the conns that are in a phase of their lives, such as those that have not authenticated yet, by their
+// number or by what they cost. Beyond a limit it evicts a conn of the address that has the most: the one with the
+// largest product of age and cost, so the oldest if all cost the same. A client that only holds conns open therefore
+// does not keep others out. Its methods may be called concurrently.
 type Bound struct {
-	Max     int            // in total
-	MaxFrom int            // from one address; 0: no limit of its own
-	Evicted func(net.Conn) // called for each evicted conn, before it is closed; may be nil
+	Max     int // in total
+	MaxFrom int // from one address; 0: no limit of its own
 
 	mu   sync.Mutex
+	used int
 	held []*Held // the oldest first
 }
 
@@ -24,30 +27,37 @@ type Held struct {
 	bound   *Bound
 	conn    net.Conn
 	from    netip.Addr
-	evicted bool          // closed for a newer conn; guarded by bound.mu
-	left    chan struct{} // closed by Leave
+	since   time.Time
+	cost    int // 0: not in bound.held
+	evicted bool
 }
 
-// Enter counts conn until Leave. Beyond the limits it closes an older conn first, and waits for its Leave: the owner of
-// a conn must call Leave soon after the conn is closed.
+// Enter counts conn, at a cost of 1, until Leave. Beyond the limits it closes an older conn, whose owner should return
+// soon.
 func (b *Bound) Enter(conn net.Conn) *Held {
-	h := &Held{bound: b, conn: conn, from: remote(conn), left: make(chan struct{})}
-	for {
-		b.mu.Lock()
-		old := b.victim(h.from)
-		if old == nil {
-			b.held = append(b.held, h)
-			b.mu.Unlock()
-			return h
-		}
-		first := !old.evicted
+	h := &Held{bound: b, conn: conn, from: remote(conn)}
+	h.SetCost(1)
+	return h
+}
+
+// SetCost changes what the conn costs. It counts again after a Leave. Beyond the limits this conn or another is closed.
+func (h *Held) SetCost(cost int) {
+	b := h.bound
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if h.evicted {
+		return
+	}
+	if h.cost == 0 {
+		h.since = time.Now()
+		b.held = append(b.held, h)
+	}
+	b.used += cost - h.cost
+	h.cost = cost
+	for old := b.victim(h.from); old != nil; old = b.victim(h.from) {
+		b.remove(old)
 		old.evicted = true
-		b.mu.Unlock()
-		if first && b.Evicted != nil {
-			b.Evicted(old.conn)
-		}
 		old.conn.Close()
-		<-old.left
 	}
 }
 
@@ -55,11 +65,31 @@ func (b *Bound) Enter(conn net.Conn) *Held {
 func (h *Held) Leave() (evicted bool) {
 	h.bound.mu.Lock()
 	defer h.bound.mu.Unlock()
-	if i := slices.Index(h.bound.held, h); i >= 0 {
-		h.bound.held = slices.Delete(h.bound.held, i, i+1)
-		close(h.left)
-	}
+	h.bound.remove(h)
 	return h.evicted
+}
+
+// ConnState is for a http.Server. Its conns count until Admit, or until they are closed or hijacked.
+func (b *Bound) ConnState(conn net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		b.Enter(conn)
+	case http.StateClosed, http.StateHijacked:
+		b.leave(func(h *Held) bool { return h.conn == conn })
+	}
+}
+
+// Admit ends the phase of the conn of a request.
+func (b *Bound) Admit(r *http.Request) {
+	b.leave(func(h *Held) bool { return h.conn.RemoteAddr().String() == r.RemoteAddr })
+}
+
+func (b *Bound) leave(is func(*Held) bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if i := slices.IndexFunc(b.held, is); i >= 0 {
+		b.remove(b.held[i])
+	}
 }
 
 // Len returns the number of conns that count.
@@ -69,24 +99,42 @@ func (b *Bound) Len() int {
 	return len(b.held)
 }
 
-// victim returns the conn to evict for a new one from an address, or nil if there is room: the oldest of that address,
-// if the address has reached its limit, or else the oldest of the address with the most. Call with mu held.
-func (b *Bound) victim(from netip.Addr) *Held {
-	count := make(map[netip.Addr]int)
+// remove and victim are called with mu held.
+func (b *Bound) remove(h *Held) {
+	if h.cost > 0 {
+		b.held = slices.DeleteFunc(b.held, func(other *Held) bool { return other == h })
+		b.used -= h.cost
+		h.cost = 0
+	}
+}
+
+// victim returns the conn to evict after one from an address has come or grown, or nil if there is room: one of that
+// address, if it is beyond its limit, or else of the address with the most.
+func (b *Bound) victim(from netip.Addr) (victim *Held) {
+	if b.used <= b.Max && b.MaxFrom == 0 {
+		return nil
+	}
+	cost := make(map[netip.Addr]int)
 	most := from
 	for _, h := range b.held {
-		count[h.from]++
-		if count[h.from] > count[most] {
+		cost[h.from] += h.cost
+		if cost[h.from] > cost[most] {
 			most = h.from
 		}
 	}
 	switch {
-	case b.MaxFrom > 0 && count[from] >= b.MaxFrom:
+	case b.MaxFrom > 0 && cost[from] > b.MaxFrom:
 		most = from
-	case len(b.held) < b.Max:
+	case b.used <= b.Max:
 		return nil
 	}
-	return b.held[slices.IndexFunc(b.held, func(h *Held) bool { return h.from == most })]
+	worst := -1.0
+	for _, h := range b.held {
+		if score := time.Since(h.since).Seconds() * float64(h.cost); h.from == most && score > worst {
+			victim, worst = h, score
+		}
+	}
+	return victim
 }
 
 // remote returns the address of conn's other end, or the zero Addr if it is no TCP address.
