@@ -84,7 +84,8 @@ func (cs *connections) serveMetrics(req api.ConnectRequest) error {
 	ctx, stop := context.WithCancel(context.Background())
 	m.at, m.stop = at, stop
 	cs.group.Go(func() {
-		if err := metrics.Serve(ctx, l, metrics.OnlyLoopback(metrics.Handler(cs.collector()))); err != nil {
+		own := metrics.OnlyLoopback(metrics.Handler(cs.collector()))
+		if err := metrics.Serve(ctx, "metrics", l, own); err != nil {
 			cs.logger.Warn("metrics are no longer served", "err", err)
 		}
 	})

@@ -2,11 +2,12 @@ package manager
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"time"
+
+	"kubevpn/internal/metrics"
 )
 
 // readyTimeout is how long the manager waits for the state of the cluster before it reports that it is ready anyway.
@@ -25,11 +26,5 @@ func (m *Manager) serveHealth(ctx context.Context, l net.Listener) error {
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving health checks: %w", err)
-	}
-	return nil
+	return metrics.Serve(ctx, "health checks", l, mux)
 }

@@ -178,7 +178,7 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 		g.Go(func() error { return m.proxy.Run(ctx) })
 	}
 	if m.metrics != nil {
-		g.Go(func() error { return metrics.Serve(ctx, m.metrics, metrics.Handler(m.collector())) })
+		g.Go(func() error { return metrics.Serve(ctx, "metrics", m.metrics, metrics.Handler(m.collector())) })
 	}
 	g.Go(func() error { return ended(ctx, server.Serve(ctx, listeners...)) })
 	return g.Wait()

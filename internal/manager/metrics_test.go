@@ -143,7 +143,7 @@ func TestAllMetricsAreListed(t *testing.T) {
 	l := listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- metrics.Serve(ctx, l, metrics.Handler(m.collector())) }()
+	go func() { done <- metrics.Serve(ctx, "metrics", l, metrics.Handler(m.collector())) }()
 	page := scrape(t, "http://"+l.Addr().String()+"/metrics")
 	cancel()
 	if err := <-done; err != nil {

@@ -1,12 +1,16 @@
 package metrics
 
 import (
+	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"kubevpn/internal/testenv"
 )
 
 func TestOnlyLoopbackRejectsOtherHosts(t *testing.T) {
@@ -38,5 +42,22 @@ func TestHandlerServesTheRestAfterAnError(t *testing.T) {
 	Handler(c).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if page := w.Body.String(); w.Code != http.StatusOK || !strings.Contains(page, "\nkubevpn_good 2\n") {
 		t.Errorf("%d: %s", w.Code, page)
+	}
+}
+
+// Any pod reaches the traffic manager's metrics, and any user of the machine the laptop's.
+func TestMetricsPortIsBounded(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, "metrics", l, Handler(New(nil, func(Emit) {}))) }()
+	url := "http://" + l.Addr().String() + "/metrics"
+	testenv.Flood(t, l.Addr().String(), "GET /metrics HTTP/1.1\r\nHost: a\r\n", testenv.Get(url))
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

@@ -13,12 +13,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/net/netutil"
+
+	"kubevpn/pkg/wire/authlistener"
 )
 
 const (
-	// maxConns bounds the clients: a scrape takes milliseconds.
+	// maxConns and maxHead bound the clients: an answer takes milliseconds. A head takes up to 20 times its bytes.
 	maxConns = 64
+	maxHead  = 4 << 10
 	// maxScrapes bounds the scrapes that run at the same time; more get 503.
 	maxScrapes    = 4
 	scrapeTimeout = 10 * time.Second
@@ -36,14 +38,17 @@ func Handler(c prometheus.Collector) http.Handler {
 	return mux
 }
 
-// Serve serves h until ctx ends, and then returns nil. It owns l.
-func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-		WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}
+// Serve serves h, whose answers are small, until ctx ends, and then returns nil. It owns l. Any pod may reach l: beyond
+// maxConns, the oldest conn of the busiest address is closed, so that the kubelet's or Prometheus' next one is served.
+// name is for the error.
+func Serve(ctx context.Context, name string, l net.Listener, h http.Handler) error {
+	conns := &authlistener.Bound{Max: maxConns}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second,
+		WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: maxHead, ConnState: conns.ConnState}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
-	if err := server.Serve(netutil.LimitListener(l, maxConns)); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving metrics: %w", err)
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving %s: %w", name, err)
 	}
 	return nil
 }
