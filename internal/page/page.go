@@ -25,15 +25,15 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wire/authlistener"
 )
 
 //go:embed assets
 var assets embed.FS
 
-// maxConns limits the connections of browsers. Other users can use them up, but not the daemon's file descriptors.
+// maxConns limits the conns that have not shown the token: other users can neither use up the daemon's file descriptors
+// nor keep the browser out.
 const maxConns = 128
 
 // Server serves the page. Its methods are safe for concurrent use.
@@ -42,6 +42,7 @@ type Server struct {
 	token   string
 	api     http.Handler
 	server  *http.Server
+	conns   authlistener.Bound // without the token yet
 	ended   chan struct{}
 }
 
@@ -60,14 +61,16 @@ func Listen(handler http.Handler, logger *slog.Logger) (*Server, error) {
 	s := &Server{
 		address: listener.Addr().String(), token: base64.RawURLEncoding.EncodeToString(token[:]),
 		api: http.StripPrefix("/api", handler), ended: make(chan struct{}),
+		conns: authlistener.Bound{Max: maxConns},
 	}
 	s.server = &http.Server{
 		Handler: http.HandlerFunc(s.serve), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
+		ConnState: s.conns.ConnState,
 	}
 	go func() {
 		defer close(s.ended)
-		if err := s.server.Serve(netutil.LimitListener(listener, maxConns)); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			logger.Warn("the page ended", "err", err)
 		}
 	}()
@@ -110,6 +113,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	case !s.authorized(r):
 		refuse(w, http.StatusUnauthorized, "the token of the page is missing or wrong")
 	default:
+		s.conns.Admit(r)
 		s.api.ServeHTTP(w, r)
 	}
 }

@@ -10,9 +10,14 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"kubevpn/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// net/http waits half a second after it has rejected a header, although the conn is closed.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
 
 // secret is what only the page of this user may read.
 const secret = "shop.example"
@@ -174,5 +179,39 @@ func TestEachPageHasItsOwnToken(t *testing.T) {
 	}
 	if status, _, _ := ask(t, b, http.MethodGet, "/api/updates", set("Authorization", "Bearer "+a.token)); status != http.StatusUnauthorized {
 		t.Errorf("the token of another page: %d", status)
+	}
+}
+
+// Another user of this machine cannot keep the browser out, nor end its conns.
+func TestPageIsBounded(t *testing.T) {
+	release := make(chan struct{})
+	s, err := Listen(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		if r.URL.Path == "/events" {
+			http.NewResponseController(w).Flush()
+			<-release
+			_, _ = io.WriteString(w, secret)
+		}
+	}), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.address+"/api/events", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+s.token)
+	transport := &http.Transport{DisableKeepAlives: true}
+	events, err := transport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Body.Close()
+	testenv.Flood(t, s.address, "GET / HTTP/1.1\r\nHost: a\r\n",
+		testenv.Get("http://"+s.address+"/api/status", "Authorization", "Bearer "+s.token))
+	close(release)
+	if got, err := io.ReadAll(events.Body); string(got) != secret || err != nil {
+		t.Errorf("the events of the page end with %q, %v", got, err)
 	}
 }
