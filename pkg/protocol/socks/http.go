@@ -76,6 +76,7 @@ func (s *Server) admits(w http.ResponseWriter, r *http.Request) bool {
 	as := http.Request{Header: http.Header{"Authorization": r.Header["Proxy-Authorization"]}}
 	user, password, _ := as.BasicAuth() // without them, both are empty
 	if s.allows(user, password) {
+		s.pending.Admit(r)
 		return true
 	}
 	w.Header().Set("Proxy-Authenticate", `Basic realm="kubevpn"`)

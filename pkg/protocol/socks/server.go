@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/authlistener"
 )
 
 const (
@@ -38,8 +39,8 @@ const (
 	dialTimeout = 30 * time.Second
 	// idleTimeout limits how long an HTTP conn waits for the next request, and an idle target of UDP stays open.
 	idleTimeout = 2 * time.Minute
-	// maxConns limits the conns of clients, those without credentials among them. The Server closes others.
-	maxConns = 1024
+	// maxPending limits the conns that have not shown the credentials. The Server closes the oldest.
+	maxPending = 256
 	// acceptPause is the pause after a failure to accept, such as too many open files.
 	acceptPause = 50 * time.Millisecond
 )
@@ -60,14 +61,14 @@ type Config struct {
 type Server struct {
 	cfg       Config
 	log       *slog.Logger
-	handshake time.Duration // its timeout
-	slots     chan struct{} // one for each conn
+	handshake time.Duration      // its timeout
+	pending   authlistener.Bound // conns that have not shown the credentials
 }
 
 // New returns a Server. It starts nothing.
 func New(c Config) *Server {
 	return &Server{cfg: c, log: cmp.Or(c.Logger, slog.Default()), handshake: handshakeTimeout,
-		slots: make(chan struct{}, maxConns)}
+		pending: authlistener.Bound{Max: maxPending}}
 }
 
 // Serve serves the conns of l until ctx ends, which returns nil, or until l fails. It closes l and all conns, and
@@ -79,15 +80,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer cancel()
 	defer l.Close()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
-	web := newHandover(l.Addr())
 	transport := s.transport()
 	defer transport.CloseIdleConnections()
 	server := s.httpServer(ctx, transport)
-	running.Go(func() {
-		if err := server.Serve(web); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			s.log.Debug("serving HTTP", "err", err)
-		}
-	})
 	defer server.Close()
 	for {
 		conn, err := l.Accept()
@@ -104,42 +99,31 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			wakeup.Pause(ctx, acceptPause)
 			continue
 		}
-		select {
-		case s.slots <- struct{}{}:
-		default:
-			s.log.Debug("too many clients of the proxy", "client", conn.RemoteAddr())
-			conn.Close()
-			continue
-		}
-		running.Go(func() {
-			defer func() { <-s.slots }()
-			s.serveConn(ctx, conn, web)
-		})
+		c := &clientConn{Conn: conn, pending: s.pending.Enter(conn), closed: make(chan struct{})}
+		running.Go(func() { s.serveConn(ctx, c, server) })
 	}
 }
 
 // serveConn serves one conn until it ends, and closes it.
-func (s *Server) serveConn(ctx context.Context, conn net.Conn, web *handover) {
-	c := &clientConn{Conn: conn, closed: make(chan struct{})}
+func (s *Server) serveConn(ctx context.Context, c *clientConn, web *http.Server) {
+	defer c.pending.Leave()
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	if err := c.SetReadDeadline(time.Now().Add(s.handshake)); err != nil {
 		return
 	}
 	first := make([]byte, 1)
-	if _, err := io.ReadFull(conn, first); err != nil {
+	if _, err := io.ReadFull(c.Conn, first); err != nil {
 		return
 	}
 	if first[0] == version5 {
-		if err := s.serveSOCKS(ctx, c.Conn); err != nil {
-			s.log.Debug("a client of the proxy", "client", conn.RemoteAddr(), "err", err)
+		if err := s.serveSOCKS(ctx, c.Conn, c.pending); err != nil {
+			s.log.Debug("a client of the proxy", "client", c.RemoteAddr(), "err", err)
 		}
 		return
 	}
-	c.from = io.MultiReader(bytes.NewReader(first), conn)
-	if web.give(ctx, c) {
-		<-c.closed
-	}
+	c.from = io.MultiReader(bytes.NewReader(first), c.Conn)
+	_ = web.Serve(&oneConn{clientConn: c}) // the error only says that there is no second conn
 }
 
 // allows reports whether the credentials are right. Its duration does not depend on them.
@@ -161,9 +145,10 @@ func (s *Server) dial(ctx context.Context, network, address string) (net.Conn, e
 // clientConn is a conn whose first byte has been read. The HTTP server reads it again.
 type clientConn struct {
 	net.Conn
-	from   io.Reader // the first byte, and then those of Conn
-	once   sync.Once
-	closed chan struct{}
+	from    io.Reader // the first byte, and then those of Conn
+	pending *authlistener.Held
+	once    sync.Once
+	closed  chan struct{}
 }
 
 func (c *clientConn) Read(p []byte) (int, error) { return c.from.Read(p) }
@@ -176,46 +161,22 @@ func (c *clientConn) Close() error {
 	return err
 }
 
-// handover is a listener that accepts the conns of give.
-type handover struct {
-	addr  net.Addr
-	conns chan net.Conn
-	done  chan struct{}
-	close func()
+// oneConn is a listener that accepts one conn, and ends with it.
+type oneConn struct {
+	*clientConn
+	accepted bool
 }
 
-func newHandover(addr net.Addr) *handover {
-	h := &handover{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
-	h.close = sync.OnceFunc(func() { close(h.done) })
-	return h
-}
-
-// give passes a conn to Accept. It returns false if the listener or ctx has ended.
-func (h *handover) give(ctx context.Context, c *clientConn) bool {
-	select {
-	case h.conns <- c:
-		return true
-	case <-h.done:
-	case <-ctx.Done():
+func (l *oneConn) Accept() (net.Conn, error) {
+	if !l.accepted {
+		l.accepted = true
+		return l.clientConn, nil
 	}
-	return false
+	<-l.closed
+	return nil, net.ErrClosed
 }
 
-func (h *handover) Accept() (net.Conn, error) {
-	select {
-	case c := <-h.conns:
-		return c, nil
-	case <-h.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (h *handover) Addr() net.Addr { return h.addr }
-
-func (h *handover) Close() error {
-	h.close()
-	return nil
-}
+func (l *oneConn) Addr() net.Addr { return l.LocalAddr() }
 
 // relay copies between a client and a target until both directions have ended, and closes both conns. A half-close
 // crosses unchanged. from reads the bytes of the client.

@@ -258,22 +258,62 @@ func TestHalfCloseReachesTheTarget(t *testing.T) {
 	}
 }
 
-func TestClientsAreLimited(t *testing.T) {
-	at, _ := serve(t, func(s *Server) { s.slots = make(chan struct{}, 1) })
-	first, err := net.Dial("tcp", at)
+// echoesTCP returns the address of a TCP server that sends everything back.
+func echoesTCP(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Close()
-	io.WriteString(first, "\x05\x01\x02")
-	if _, err := io.ReadFull(first, make([]byte, 2)); err != nil { // it has the slot
-		t.Fatal(err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				io.Copy(conn, conn)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// Clients without the password, however many conns they hold, neither keep out nor cut off those that have it.
+func TestProxyIsBounded(t *testing.T) {
+	at, c := serve(t)
+	c.web = echoesTCP(t)
+	auth := &proxy.Auth{User: user, Password: password}
+	open := func() net.Conn {
+		t.Helper()
+		d, err := proxy.SOCKS5("tcp", at, auth, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := d.Dial("tcp", "web.default:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
 	}
-	if got := send(t, at, "\x05\x01\x02"); got != "" {
-		t.Errorf("a second client got %q", got)
+	echo := func(conn net.Conn) {
+		t.Helper()
+		var b [5]byte
+		if _, err := io.WriteString(conn, "hello"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(conn, b[:]); err != nil || string(b[:]) != "hello" {
+			t.Fatalf("read %q, %v", b, err)
+		}
 	}
-	first.Close()
-	testenv.Until(t, "a slot", func() bool { return send(t, at, "\x05\x00") == "\x05\xff" })
+	first := open()
+	for _, begin := range []string{"\x05\x01\x02", "GET http://web.default/ HTTP/1.1\r\nHost: a\r\n"} {
+		testenv.Flood(t, at, begin, func() error { echo(open()); return nil })
+	}
+	echo(first)
 }
 
 func TestSilentClientsAreClosed(t *testing.T) {

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"kubevpn/pkg/wire/authlistener"
 )
 
 // Numbers of RFC 1928 and RFC 1929.
@@ -48,10 +50,11 @@ var (
 )
 
 // serveSOCKS serves a conn whose version has been read.
-func (s *Server) serveSOCKS(ctx context.Context, conn net.Conn) error {
+func (s *Server) serveSOCKS(ctx context.Context, conn net.Conn, pending *authlistener.Held) error {
 	if err := s.authenticate(conn); err != nil {
 		return err
 	}
+	pending.Leave()
 	command, to, err := readRequest(conn)
 	if err != nil {
 		if errors.Is(err, errAddress) {
