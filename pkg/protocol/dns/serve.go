@@ -10,17 +10,17 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/authlistener"
 )
 
 const (
 	tcpIdle      = 10 * time.Second // a TCP connection without a query is closed (RFC 7766 section 6.2.3)
 	tcpWrite     = 5 * time.Second  // for a client to take one reply
 	tcpPipelined = 64               // queries of one TCP connection in flight; then it reads no more
-	tcpConns     = 512              // TCP connections of a listener; then it accepts no more
+	tcpConns     = 512              // TCP connections of a listener; then it closes the oldest
 	socketBuffer = 1 << 20          // bytes of queries that may wait in the kernel
 	maxFailures  = 64               // consecutive errors of a listener that count as temporary
 )
@@ -148,7 +148,7 @@ func (r *Resolver) serveListener(ctx context.Context, l net.Listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	l = netutil.LimitListener(l, tcpConns)
+	conns := authlistener.Bound{Max: tcpConns}
 	failures := 0
 	for {
 		c, err := l.Accept()
@@ -162,7 +162,11 @@ func (r *Resolver) serveListener(ctx context.Context, l net.Listener) error {
 			continue
 		}
 		failures = 0
-		wg.Go(func() { r.serveConn(ctx, c) })
+		held := conns.Enter(c)
+		wg.Go(func() {
+			defer held.Leave()
+			r.serveConn(ctx, c)
+		})
 	}
 }
 
