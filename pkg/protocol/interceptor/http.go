@@ -10,6 +10,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wire/authlistener"
 )
 
 // maxHead is the largest head of a request or an answer, in bytes.
@@ -24,14 +26,16 @@ func (i *Interceptor) newServer() *http.Server {
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
-		Handler:        http.HandlerFunc(i.serveRequest),
-		Protocols:      protocols,
-		MaxHeaderBytes: maxHead,
+		Handler:           http.HandlerFunc(i.serveRequest),
+		Protocols:         protocols,
+		MaxHeaderBytes:    maxHead,
+		ReadHeaderTimeout: headTimeout,
+		// The server keeps a buffer as long as the longest frame that a client has announced. This is HTTP/2's default.
+		HTTP2: &http.HTTP2Config{MaxReadFrameSize: 16 << 10},
 		// "OPTIONS *" is a request like others.
 		DisableGeneralOptionsHandler: true,
-		BaseContext:                  func(l net.Listener) context.Context { return l.(*oneListener).ctx },
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, connKey{}, c)
+		BaseContext: func(l net.Listener) context.Context {
+			return context.WithValue(l.(*oneListener).ctx, connKey{}, l.(*oneListener).conn)
 		},
 		ConnState: func(c net.Conn, s http.ConnState) {
 			if s == http.StateIdle || s == http.StateActive {
@@ -69,6 +73,7 @@ type clientConn struct {
 	i       *Interceptor
 	flow    Flow
 	prefix  []byte // bytes already read
+	head    *authlistener.Held
 	http2   bool
 	tls     bool // the interceptor terminated its TLS
 	dial    dialer
@@ -92,12 +97,15 @@ type clientConn struct {
 	last       Target               // of the latest request
 	fin        bool                 // the client's FIN came in the middle of a request
 	releaseFIN chan struct{}        // closed to make Read return; nil: Read does not hold a FIN back
+	reading    bool                 // the server waits for the rest of a head
+	headCost   int                  // the memory of what it has read of it; only Read uses it
 	expired    bool                 // the deadline of Read has passed
 	current    *upstream            // of the current request
 	whole      bool                 // current has received all of the request
 
 	transports map[transportKey]*http.Transport
 	conns      map[*trackedConn]struct{} // of transports; nil after closeTransports
+	frames     frames
 }
 
 // serveHTTP serves a connection with HTTP until it ends.
@@ -116,6 +124,11 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 	defer cancel()
 	stop := context.AfterFunc(ctx, c.drain)
 	defer stop()
+	c.headCost = connCost + headCost(c.prefix)
+	if c.http2 {
+		c.frames.left = len(preface2)
+		c.countFrames(c.prefix)
+	}
 	// The error only says that the listener has no second connection.
 	_ = i.server.Serve(&oneListener{ctx: hard, conn: c})
 	c.finish()
@@ -128,6 +141,7 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer c.end()
+	c.head.Leave()
 	// net/http passes the preface of HTTP/2 to handlers if it follows a request.
 	if r.ProtoMajor >= 2 && r.Method == "PRI" {
 		w.Header().Set("Connection", "close")
@@ -230,12 +244,27 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	c.mu.Lock()
-	readStopped, active := c.readStopped, c.active
+	readStopped, active, reading := c.readStopped, c.active, c.reading
 	c.mu.Unlock()
 	if readStopped {
 		return 0, io.EOF
 	}
+	if reading {
+		c.head.SetCost(c.headCost)
+	}
 	n, err := c.Conn.Read(p)
+	switch {
+	case reading:
+		if c.headCost == connCost {
+			c.Conn.SetReadDeadline(time.Now().Add(headTimeout))
+		}
+		c.headCost += headCost(p[:n])
+	case !active && !c.http2:
+		c.headCost = connCost + headCost(p[:n])
+	}
+	if c.http2 {
+		c.countFrames(p[:n])
+	}
 	if err == io.EOF && len(p) == 1 && active && !c.http2 {
 		return 0, c.holdFIN()
 	}
@@ -272,15 +301,23 @@ func (c *clientConn) passFIN() {
 	}
 }
 
-// SetReadDeadline ends a Read that holds a FIN back.
+// SetReadDeadline ends a Read that holds a FIN back. The server sets a deadline in the future only for a head, of HTTP/1 or
+// the first of a connection.
 func (c *clientConn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	c.expired = !t.IsZero() && !t.After(time.Now())
+	c.reading = !t.IsZero() && !c.expired
 	if c.releaseFIN != nil && c.expired {
 		close(c.releaseFIN)
 		c.releaseFIN = nil
 	}
+	if c.reading && c.headCost == connCost { // no byte of it has come: how long that may take is the application's choice
+		t = time.Time{}
+	}
 	c.mu.Unlock()
+	if c.frames.size > 0 { // countFrames has set one
+		return nil
+	}
 	return c.Conn.SetReadDeadline(t)
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/wire/authlistener"
 )
 
 // Flow is one connection or one UDP flow.
@@ -125,6 +126,7 @@ type Interceptor struct {
 	config Config
 	log    *slog.Logger
 	server *http.Server
+	heads  authlistener.Bound // of the memory of what the application does not see yet
 
 	// serverFirst has an *atomic.Bool for each TCP port: whether the server spoke on the last connection on which the
 	// client was silent at first.
@@ -138,6 +140,7 @@ func New(c Config) *Interceptor {
 		i.config.Note = func(string, uint16, string) {}
 	}
 	i.server = i.newServer()
+	i.heads.Max = maxHeads
 	return i
 }
 
@@ -159,7 +162,10 @@ func (i *Interceptor) ServeConn(ctx context.Context, conn net.Conn, f Flow) {
 	defer abort()
 	defer conn.Close()
 
-	s := &sniffer{i: i, conn: conn, flow: f, dialer: i.dial}
+	h := i.heads.Enter(conn)
+	defer h.Leave()
+	h.SetCost(connCost)
+	s := &sniffer{i: i, conn: conn, head: h, flow: f, dialer: i.dial}
 	switch kind, err := s.sniff(ctx, hard); {
 	case err != nil:
 		i.log.DebugContext(ctx, "the client's connection ended before its protocol was known", "client", f.Client,
@@ -170,7 +176,7 @@ func (i *Interceptor) ServeConn(ctx context.Context, conn net.Conn, f Flow) {
 			i.log.DebugContext(ctx, "cannot answer a probe", "client", f.Client, "error", err)
 		}
 	case kind == kindHTTP1 || kind == kindHTTP2:
-		i.serveHTTP(ctx, hard, &clientConn{Conn: conn, flow: f, prefix: s.read, http2: kind == kindHTTP2})
+		i.serveHTTP(ctx, hard, &clientConn{Conn: conn, flow: f, prefix: s.read, head: h, http2: kind == kindHTTP2})
 	case kind == kindTLS:
 		i.serveTLS(ctx, hard, s)
 	default:

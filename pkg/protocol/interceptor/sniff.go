@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"kubevpn/pkg/wire/authlistener"
 )
 
 const (
@@ -150,6 +152,7 @@ func isToken(b []byte) bool {
 type sniffer struct {
 	i      *Interceptor
 	conn   net.Conn
+	head   *authlistener.Held
 	flow   Flow
 	dialer dialer // for the destination if it is not HTTP
 
@@ -189,6 +192,7 @@ func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 	if s.server != nil && (err != nil || k != kindRaw) {
 		s.server.Close() // no bytes were exchanged with it
 		s.server = nil
+		s.head.SetCost(connCost)
 	}
 	return k, err
 }
@@ -275,6 +279,7 @@ func (s *sniffer) dial(ctx context.Context) error {
 		switch {
 		case err == nil:
 			s.server = conn
+			s.head.Leave() // from here on, the destination sees the connection
 			return nil
 		case wentAway(s.destination, err):
 			s.destination = destination{}

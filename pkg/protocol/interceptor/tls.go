@@ -60,13 +60,15 @@ func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config
 	}
 	conn := tls.Server(&prefixedConn{s.conn, s.read}, config)
 	defer o.close()
-	if err := conn.HandshakeContext(hard); err != nil {
+	handshake, cancel := context.WithTimeout(hard, headTimeout)
+	defer cancel()
+	if err := conn.HandshakeContext(handshake); err != nil {
 		i.log.DebugContext(ctx, "cannot terminate TLS", "client", s.flow.Client, "port", s.flow.Dst.Port(), "error",
 			err)
 		reset(s.conn)
 		return
 	}
-	inner := &clientConn{Conn: conn, flow: s.flow, tls: true, dial: o.dial}
+	inner := &clientConn{Conn: conn, flow: s.flow, head: s.head, tls: true, dial: o.dial}
 	switch conn.ConnectionState().NegotiatedProtocol {
 	case "h2":
 		inner.http2 = true
@@ -74,7 +76,7 @@ func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config
 	case "":
 		// The connection may be HTTP or not. A silent client counts as HTTP that sends its request later: where the
 		// server speaks first, no claim would bring a key to match requests.
-		sniffed := &sniffer{i: i, conn: conn, flow: s.flow}
+		sniffed := &sniffer{i: i, conn: conn, head: s.head, flow: s.flow}
 		kind, err := sniffed.listen(ctx, clientTimeout)
 		switch {
 		case err != nil:
@@ -88,7 +90,7 @@ func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config
 			return
 		}
 	default:
-		i.serveRaw(hard, &sniffer{i: i, conn: conn, flow: s.flow, dialer: o.dial})
+		i.serveRaw(hard, &sniffer{i: i, conn: conn, head: s.head, flow: s.flow, dialer: o.dial})
 		return
 	}
 	i.serveHTTP(ctx, hard, inner)
