@@ -42,7 +42,7 @@ func Handler(c prometheus.Collector) http.Handler {
 // maxConns, the oldest conn of the busiest address is closed, so that the kubelet's or Prometheus' next one is served.
 // name is for the error.
 func Serve(ctx context.Context, name string, l net.Listener, h http.Handler) error {
-	conns := &authlistener.Bound{Max: maxConns}
+	conns := &authlistener.Bound{Max: maxConns, MaxFrom: maxConns}
 	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second,
 		WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: maxHead, ConnState: conns.ConnState}
 	stop := context.AfterFunc(ctx, func() { server.Close() })

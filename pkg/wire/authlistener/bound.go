@@ -1,6 +1,8 @@
 package authlistener
 
 import (
+	"cmp"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -10,12 +12,12 @@ import (
 )
 
 // Bound limits the conns that are in a phase of their lives, such as those that have not authenticated yet, by their
-// number or by what they cost. Beyond a limit it evicts a conn of the address that has the most: the one with the
-// largest product of age and cost, so the oldest if all cost the same. A client that only holds conns open therefore
+// number or by what they cost. Beyond a limit it evicts the conn with the largest product of age and cost, so the oldest
+// if all cost the same; with MaxFrom, one of the address that has the most. A client that only holds conns open therefore
 // does not keep others out. Its methods may be called concurrently.
 type Bound struct {
 	Max     int // in total
-	MaxFrom int // from one address; 0: no limit of its own
+	MaxFrom int // from one address; 0: addresses make no difference
 
 	mu   sync.Mutex
 	used int
@@ -26,7 +28,7 @@ type Bound struct {
 type Held struct {
 	bound   *Bound
 	conn    net.Conn
-	from    netip.Addr
+	from    netip.Addr // zero without MaxFrom
 	since   time.Time
 	cost    int // 0: not in bound.held
 	evicted bool
@@ -35,7 +37,10 @@ type Held struct {
 // Enter counts conn, at a cost of 1, until Leave. Beyond the limits it closes an older conn, whose owner should return
 // soon.
 func (b *Bound) Enter(conn net.Conn) *Held {
-	h := &Held{bound: b, conn: conn, from: remote(conn)}
+	h := &Held{bound: b, conn: conn}
+	if b.MaxFrom > 0 {
+		h.from = remote(conn)
+	}
 	h.SetCost(1)
 	return h
 }
@@ -108,33 +113,26 @@ func (b *Bound) remove(h *Held) {
 	}
 }
 
-// victim returns the conn to evict after one from an address has come or grown, or nil if there is room: one of that
-// address, if it is beyond its limit, or else of the address with the most.
-func (b *Bound) victim(from netip.Addr) (victim *Held) {
+// victim returns the conn to evict after one from an address has come or grown, or nil if there is room.
+func (b *Bound) victim(from netip.Addr) *Held {
 	if b.used <= b.Max && b.MaxFrom == 0 {
 		return nil
 	}
 	cost := make(map[netip.Addr]int)
-	most := from
 	for _, h := range b.held {
 		cost[h.from] += h.cost
-		if cost[h.from] > cost[most] {
-			most = h.from
-		}
 	}
 	switch {
 	case b.MaxFrom > 0 && cost[from] > b.MaxFrom:
-		most = from
+		cost[from] = math.MaxInt
 	case b.used <= b.Max:
 		return nil
 	}
-	worst := -1.0
-	for _, h := range b.held {
-		if score := time.Since(h.since).Seconds() * float64(h.cost); h.from == most && score > worst {
-			victim, worst = h, score
-		}
-	}
-	return victim
+	now := time.Now()
+	score := func(h *Held) float64 { return now.Sub(h.since).Seconds() * float64(h.cost) }
+	return slices.MaxFunc(b.held, func(x, y *Held) int {
+		return cmp.Or(cmp.Compare(cost[x.from], cost[y.from]), cmp.Compare(score(x), score(y)))
+	})
 }
 
 // remote returns the address of conn's other end, or the zero Addr if it is no TCP address.
