@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path"
 	"runtime"
 	"slices"
 	"strings"
@@ -312,36 +313,42 @@ func (r *run) resolve(ctx context.Context, c container) []mount {
 			r.Warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
 			continue
 		}
-		if name := r.writer(c.name, m); name != "" {
-			r.Warn(fmt.Sprintf("omitting volume %s at %s of container %s: container %s can write above its "+
-				"subPath, and a link there could lead the engine, which is root, out of the volume "+
-				"(CVE-2017-1002101); -c NAME runs one container alone", m.Volume, m.Path, c.name, name))
-			continue
-		}
-		if m.Source != "" {
-			all = append(all, mount{source: m.Source, path: m.Path, readOnly: m.ReadOnly})
-			continue
-		}
+		from := cmp.Or(m.Source, path.Join(m.Volume, m.SubPath))
+		name := r.writer(c.name, from)
 		at := ""
-		if m.SubPath != "" {
+		if m.Source == "" && m.SubPath != "" && name == "" {
 			var err error
 			if at, err = r.network.remote.Resolve(ctx, m.Volume, m.SubPath); err != nil {
 				r.Warn(fmt.Sprintf("volume %s at %s: %v", m.Volume, m.Path, err))
 				continue
 			}
+			name = r.writer(c.name, path.Join(m.Volume, at))
 		}
-		all = append(all, mount{source: source(r.network.volumes, m.Volume, at), path: m.Path, readOnly: m.ReadOnly})
+		if name != "" {
+			r.Warn(fmt.Sprintf("omitting volume %s at %s of container %s: container %s can write above "+
+				"it, and a link there could lead the engine, which is root, out of the volume "+
+				"(CVE-2017-1002101); -c NAME runs one container alone", m.Volume, m.Path, c.name, name))
+			continue
+		}
+		all = append(all, mount{source: cmp.Or(m.Source, source(r.network.volumes, m.Volume, at)), path: m.Path,
+			readOnly: m.ReadOnly})
 	}
 	return all
 }
 
-// writer returns another container of this run that can replace a directory above m's subPath at any time, or "". The
-// container of, which m belongs to, starts only after the engine has made its mounts.
-func (r *run) writer(of string, m podenv.Mount) string {
+// writer returns another container of this run that can replace a directory on the way to from at any time, or "". The
+// container of, for which the engine makes the mount, starts only afterwards. from is a path on this machine, or the
+// name of a volume and a path below it, and clean like those of the other mounts: two volumes may be the same
+// directory of this machine, or lie within each other.
+//
+// The engine takes a path, not a descriptor, and follows it as root. A path through /proc/PID/fd leads to a mount of
+// another mount namespace, which the kernel does not bind (do_loopback in fs/namespace.c returns EINVAL). So what others
+// can replace is not mounted.
+func (r *run) writer(of, from string) string {
 	for _, name := range slices.Sorted(maps.Keys(r.content.mounts)) {
 		if name != of && slices.ContainsFunc(r.content.mounts[name], func(o podenv.Mount) bool {
-			above := o.SubPath == "" && m.SubPath != "" || strings.HasPrefix(m.SubPath, o.SubPath+"/")
-			return o.Volume == m.Volume && !o.ReadOnly && above
+			above := cmp.Or(o.Source, path.Join(o.Volume, o.SubPath))
+			return !o.ReadOnly && strings.HasPrefix(from, strings.TrimSuffix(above, "/")+"/")
 		}) {
 			return name
 		}
@@ -385,7 +392,7 @@ func (r *run) prefix(name string, from io.Reader, to io.Writer) {
 		if len(line) > 0 {
 			text := strings.TrimSuffix(strings.TrimSuffix(string(line), "\n"), "\r")
 			r.output.Lock()
-			_, _ = io.WriteString(to, "["+name+"] "+text+end) // the terminal may be gone
+			_, _ = io.WriteString(to, "["+name+"] "+api.Clean(text)+end) // the terminal may be gone
 			r.output.Unlock()
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {

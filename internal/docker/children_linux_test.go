@@ -66,6 +66,16 @@ func TestPrefixReadsAllAlsoIfNothingCanBeWritten(t *testing.T) {
 	}
 }
 
+// A container of the pod must not move the cursor or set the title of the user's terminal.
+func TestPrefixRemovesWhatATerminalInterprets(t *testing.T) {
+	r := &run{plan: testPlan(t, Config{})}
+	var out strings.Builder
+	r.prefix("log", strings.NewReader("a\x1b]0;owned\x07\rb\u202ec\n"), &out)
+	if got, want := out.String(), "[log] a]0;ownedbc\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestMergeKeepsTheLastEntryOfAName(t *testing.T) {
 	got := strings.Join(merge([]string{"PATH=/bin", "A=image"}, []string{"A=pod", "B=pod", "B=mine"}), " ")
 	if want := "A=pod B=mine PATH=/bin"; got != want {
@@ -74,16 +84,40 @@ func TestMergeKeepsTheLastEntryOfAName(t *testing.T) {
 }
 
 // Such a container could create a link there, and the engine follows it as root.
-func TestResolveOmitsASubPathBelowAnotherContainersMount(t *testing.T) {
-	var warned []string
-	web := podenv.Mount{Path: "/cache", Volume: "scratch", SubPath: "a"}
-	r := &run{Config: Config{Warn: func(s string) { warned = append(warned, s) }},
-		content: content{mounts: map[string][]podenv.Mount{"web": {web}, "log": {{Path: "/scratch", Volume: "scratch"}}}}}
-	if mounts := r.resolve(t.Context(), container{name: "web"}); len(mounts) != 0 {
-		t.Errorf("mounted: %+v", mounts)
-	}
-	if len(warned) != 1 || !strings.Contains(warned[0], "CVE-2017-1002101") || !strings.Contains(warned[0], "container log can write") {
-		t.Errorf("warned %q", warned)
+func TestResolveOmitsWhatAnotherContainerCanReplace(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		web, log podenv.Mount
+		omitted  bool
+	}{
+		{"all of the volume", podenv.Mount{SubPath: "a/b"}, podenv.Mount{}, true},
+		{"a directory above", podenv.Mount{SubPath: "a/b"}, podenv.Mount{SubPath: "a"}, true},
+		{"a directory above on this machine", podenv.Mount{Source: "/srv/data/a", SubPath: "a"}, podenv.Mount{Source: "/srv/data"}, true},
+		{"all of another volume that is a directory above", podenv.Mount{Source: "/srv/data/a"}, podenv.Mount{Volume: "other", Source: "/srv/data"}, true},
+		{"all of this machine", podenv.Mount{Source: "/srv/data/a"}, podenv.Mount{Volume: "other", Source: "/"}, true},
+		{"all of it, read-only", podenv.Mount{Source: "/srv/data/a"}, podenv.Mount{Source: "/srv/data", ReadOnly: true}, false},
+		{"the same directory", podenv.Mount{Source: "/srv/data/a"}, podenv.Mount{Source: "/srv/data/a"}, false},
+		{"a directory beside", podenv.Mount{Source: "/srv/data/ab"}, podenv.Mount{Source: "/srv/data/a"}, false},
+		{"a directory below", podenv.Mount{Source: "/srv/data/a"}, podenv.Mount{Source: "/srv/data/a/b"}, false},
+		{"both all of the volume", podenv.Mount{}, podenv.Mount{}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.web.Path, tt.log.Path = "/cache", "/scratch"
+			tt.web.Volume = "scratch"
+			if tt.log.Volume == "" {
+				tt.log.Volume = "scratch"
+			}
+			var warned []string
+			r := &run{Config: Config{Warn: func(s string) { warned = append(warned, s) }}, network: &network{},
+				content: content{mounts: map[string][]podenv.Mount{"web": {tt.web}, "log": {tt.log}}}}
+			mounts := r.resolve(t.Context(), container{name: "web"})
+			if tt.omitted != (len(mounts) == 0) || tt.omitted != (len(warned) == 1) {
+				t.Fatalf("mounted %+v, warned %q; want it omitted: %v", mounts, warned, tt.omitted)
+			}
+			if tt.omitted && !(strings.Contains(warned[0], "CVE-2017-1002101") && strings.Contains(warned[0], "container log can write")) {
+				t.Errorf("warned %q", warned)
+			}
+		})
 	}
 }
 
@@ -104,16 +138,16 @@ func TestWriterFindsContainersThatWriteAboveASubPath(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			web := podenv.Mount{Volume: "scratch", SubPath: "a/b"}
 			r := &run{content: content{mounts: map[string][]podenv.Mount{"web": {web}, "log": {tt.log}}}}
-			if got := r.writer("web", web); got != tt.want {
+			if got := r.writer("web", "scratch/a/b"); got != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
 		})
 	}
 	r := &run{content: content{mounts: map[string][]podenv.Mount{"web": {{Volume: "scratch"}}}}}
-	if got := r.writer("log", podenv.Mount{Volume: "scratch"}); got != "" {
+	if got := r.writer("log", "scratch"); got != "" {
 		t.Errorf("a mount without a subPath has the writer %s", got)
 	}
-	if got := r.writer("web", podenv.Mount{Volume: "scratch", SubPath: "a"}); got != "" {
+	if got := r.writer("web", "scratch/a"); got != "" {
 		t.Errorf("a container is its own writer: %s", got)
 	}
 }

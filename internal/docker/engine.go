@@ -203,6 +203,9 @@ func (e *Engine) inspect(ctx context.Context, ref string) (i image, err error) {
 // it warns and uses the local one. The output of a pull goes to progress.
 func (e *Engine) image(ctx context.Context, ref string, alwaysPull bool, progress func() io.Writer,
 	warn func(string)) (image, error) {
+	if strings.HasPrefix(ref, "-") { // docker would read it as a flag
+		return image{}, api.Errorf(api.ExitEngine, "%q is not the name of an image", ref)
+	}
 	i, err := e.inspect(ctx, ref)
 	switch {
 	case ctx.Err() != nil:

@@ -70,6 +70,15 @@ func TestFindExplainsWhyAnEngineDoesNotFit(t *testing.T) {
 	})
 }
 
+// The pod names its image, and docker would read such a name as a flag.
+func TestImageIsNoFlag(t *testing.T) {
+	e := &Engine{command: "/nonexistent"} // nothing is started
+	_, err := e.image(t.Context(), "--privileged", false, nil, nil)
+	if err == nil || !strings.Contains(err.Error(), `"--privileged" is not the name of an image`) {
+		t.Error(err)
+	}
+}
+
 func TestImagePullsOnlyWhenNeeded(t *testing.T) {
 	pulled := filepath.Join(t.TempDir(), "pulled")
 	inspect := `image) [ -e ` + pulled + ` ] || { echo "Error: No such image: $5" >&2; exit 1; }; echo '{"Architecture":"amd64","Config":{"User":"app","Env":["A=1"],"Entrypoint":["/app"],"Cmd":["'$(cat ` + pulled + `)'"]}}';;`

@@ -254,6 +254,7 @@ containers:
   - {name: some, mountPath: /srv/de, subPath: de}
   - {name: some, mountPath: /srv/outside, subPathExpr: $(OUTSIDE)}
   - {name: scratch, mountPath: /srv/made, subPath: made}
+  - {name: scratch, mountPath: /srv/whole, subPath: ./}
   - {name: some, mountPath: /srv/unset, subPathExpr: $(NOWHERE)/x}
   - {name: down, mountPath: /down}
   - {name: together, mountPath: /together}
@@ -271,6 +272,7 @@ containers:
 		{Path: "/srv/color", Volume: "all", SubPath: "color", ReadOnly: true},
 		{Path: "/srv/deep", Volume: "some", SubPath: "deep", ReadOnly: true},
 		{Path: "/srv/made", Volume: "scratch", SubPath: "made"},
+		{Path: "/srv/whole", Volume: "scratch"},
 		{Path: "/tmp/x", Volume: "scratch"},
 		{Path: "/together", Volume: "together", ReadOnly: true},
 	}, mounts); diff != "" {
@@ -320,6 +322,8 @@ containers:
 - name: app
   volumeMounts:
   - {name: disk, mountPath: /data}
+  - {name: disk, mountPath: /dot, subPath: .}
+  - {name: disk, mountPath: /inner, subPath: inner}
   - {name: disk, mountPath: /uploads, subPath: web/uploads, readOnly: true}
   - {name: disk, mountPath: /cache, subPath: cache}
   - {name: disk, mountPath: /out, subPath: out}
@@ -332,6 +336,9 @@ containers:
 	if err := os.MkdirAll(filepath.Join(dir, "web", "uploads"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Symlink("web", filepath.Join(dir, "inner")); err != nil {
+		t.Fatal(err)
+	}
 	r := reader(t, fake.NewClientset(objectsOf(t, manifests)...), spec)
 	if err := r.Here(map[string]string{"disk": dir, "disc": dir}); err == nil || err.Error() != `the pod has no volume "disc"` || api.AsError(err).Hint != "it has disk, settings" {
 		t.Error(err)
@@ -342,7 +349,9 @@ containers:
 	mounts, volumes, problems := r.Volumes(t.Context())
 	if diff := cmp.Diff([]Mount{
 		{Path: "/data", Volume: "disk", Source: dir},
+		{Path: "/dot", Volume: "disk", Source: dir},
 		{Path: "/etc/settings", Volume: "settings", ReadOnly: true},
+		{Path: "/inner", Volume: "disk", SubPath: "inner", Source: filepath.Join(dir, "web")}, // not the link
 		{Path: "/uploads", Volume: "disk", SubPath: "web/uploads", Source: filepath.Join(dir, "web", "uploads"), ReadOnly: true},
 	}, mounts); diff != "" {
 		t.Errorf("mounts: -want +got\n%s", diff)

@@ -107,13 +107,15 @@ func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[
 	}
 	made := Mount{Path: path.Join("/", m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: m.ReadOnly}
 	if dir, is := e.here[m.Name]; is {
-		made.Source = filepath.Join(dir, filepath.FromSlash(sub))
 		root, err := os.OpenRoot(dir)
 		if err != nil {
 			return made, err
 		}
 		defer root.Close()
-		if _, err = root.Stat(cmp.Or(sub, ".")); err != nil { // root does not follow links out of dir
+		if _, err = root.Stat(cmp.Or(sub, ".")); err == nil { // root does not follow links out of dir
+			made.Source, err = filepath.EvalSymlinks(filepath.Join(dir, filepath.FromSlash(sub)))
+		}
+		if err != nil {
 			return made, fmt.Errorf("in %s: %w", dir, err)
 		}
 		return made, nil
@@ -143,7 +145,8 @@ func (v Volume) has(sub string) bool {
 // written returns a mount's path within the volume as the pod spec has it. The expanded path may contain secrets.
 func written(m corev1.VolumeMount) string { return cmp.Or(m.SubPathExpr, m.SubPath) }
 
-// subPath returns a mount's path within the volume, with variables expanded.
+// subPath returns a mount's path within the volume, clean and with variables expanded. It returns "" for all of the
+// volume, however the pod writes that ("", ".", "./").
 func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string, error) {
 	sub := m.SubPath
 	if m.SubPathExpr != "" {
@@ -166,13 +169,14 @@ func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string
 				strings.Join(missing, ", "))
 		}
 	}
-	if sub == "" {
-		return "", nil
-	}
-	if !fs.ValidPath(path.Clean(sub)) {
+	sub = path.Clean(sub)
+	if !fs.ValidPath(sub) {
 		return "", fmt.Errorf("%q is not a valid path within a volume", written(m))
 	}
-	return path.Clean(sub), nil
+	if sub == "." {
+		return "", nil
+	}
+	return sub, nil
 }
 
 func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
