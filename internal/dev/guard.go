@@ -1,6 +1,7 @@
 package dev
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/user"
@@ -25,12 +26,10 @@ type place struct{ dir, why string }
 
 const whySystem = "this machine keeps programs and their configuration there"
 
-// system are directories that contain programs and what they load. Nothing in them may come from a volume.
-var system = []string{"/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/sbin", "/snap", "/sys",
-	"/usr"}
-
-// startup are directories in /etc that programs search whenever they exist.
-var startup = []string{"bash_completion.d", "fish", "ld.so.conf.d", "perl", "profile.d", "ssh", "xdg", "zsh"}
+// system are directories that contain programs and what they load, or search by themselves. Nothing in them may come
+// from a volume. /gnu and /nix are the stores of Guix and Nix, which make the directories in /run.
+var system = []string{"/bin", "/boot", "/dev", "/etc", "/gnu", "/lib", "/lib32", "/lib64", "/libx32", "/nix",
+	"/run/current-system", "/run/opengl-driver", "/sbin", "/snap", "/sys", "/usr"}
 
 // newGuard returns a guard for the environment local of this machine. over are the paths that the user allows.
 func newGuard(local, over []string) (*guard, error) {
@@ -60,7 +59,24 @@ func newGuard(local, over []string) (*guard, error) {
 			return nil, err
 		}
 	}
-	return g, nil
+	moved, err := elsewhere(append([]string{"/opt", "/usr/local"}, system...))
+	g.own = append(g.own, moved...)
+	return g, err
+}
+
+// elsewhere returns the directories that links of this machine lead to, such as /var/usrlocal where /usr is read-only
+// (Fedora Silverblue).
+func elsewhere(dirs []string) (all []place, err error) {
+	for _, dir := range dirs {
+		real, _, err := sandbox.Locate(dir)
+		if err != nil {
+			return nil, err
+		}
+		if real != dir {
+			all = append(all, place{real, whySystem})
+		}
+	}
+	return all, nil
 }
 
 // shown returns the mounts for the sandbox. It omits those that the guard refuses, with a warning.
@@ -122,26 +138,22 @@ func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) strin
 			return own.why
 		}
 	}
-	return refusesSystem(real, missing, file)
+	return cmp.Or(refusesSystem(at, missing, file), refusesSystem(real, missing, file))
 }
 
-// refusesSystem is refuses for the directories of every machine. It allows new directories in /etc and /opt, which
-// belong to applications that this machine does not have.
-func refusesSystem(real string, missing int, file bool) string {
-	if slices.ContainsFunc(system, func(dir string) bool { return within(real, dir) }) && !within(real, "/dev/shm") {
+// refusesSystem is refuses for the directories of every machine. name is the path as it is written, or as the links of
+// this machine lead. It allows new directories in /opt, which belong to applications that this machine does not have.
+func refusesSystem(name string, missing int, file bool) string {
+	if slices.ContainsFunc(system, func(dir string) bool { return within(name, dir) }) && !within(name, "/dev/shm") {
 		return whySystem
 	}
-	elements := strings.Split(strings.TrimPrefix(real, "/"), "/")
-	if top := elements[0]; top != "etc" && top != "opt" {
-		return ""
-	}
+	elements := strings.Split(strings.TrimPrefix(name, "/"), "/")
 	switch {
+	case elements[0] != "opt":
 	case len(elements) == 1, missing < len(elements)-1, missing == 0:
 		return "it exists on this machine, or its directory does"
 	case missing == 1 && file:
 		return "this machine's programs may read it as their own"
-	case slices.Contains(startup, elements[1]):
-		return whySystem
 	}
 	return ""
 }

@@ -1,6 +1,7 @@
 package dev
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,15 +31,17 @@ func TestProgramKeepsVariablesThatRunCode(t *testing.T) {
 	env := []corev1.EnvVar{
 		{Name: "BASH_ENV", Value: "/srv/evil"}, {Name: "BASH_FUNC_ls%%", Value: "() { evil; }"}, {Name: "HOME", Value: "/srv/evil"},
 		{Name: "LD_PRELOAD", Value: "/srv/evil.so"}, {Name: "NODE_OPTIONS", Value: "--require=/srv/evil"}, {Name: "COLOR", Value: "blue"},
+		{Name: "TOOL", Value: "/srv/evil"}, {Name: "HOSTNAME", Value: "web-1"},
 	}
 	r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "exec env", func(c *Config) {
-		c.Pod, c.Environ = hostile(t, env), []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/ann"}
+		c.Pod, c.Environ = hostile(t, env), []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/ann", "TOOL=mine", "HOSTNAME=laptop"}
 	})
 	if status, err := r.Run(t.Context()); err != nil || status.Code != 0 {
 		t.Fatalf("%+v, %v", status, err)
 	}
 	said := r.said(t)
-	if strings.Contains(said, "evil") || !strings.Contains(said, "HOME=/home/ann\n") || !strings.Contains(said, "COLOR=blue\n") {
+	if strings.Contains(said, "evil") || !strings.Contains(said, "HOME=/home/ann\n") || !strings.Contains(said, "COLOR=blue\n") ||
+		!strings.Contains(said, "TOOL=mine\n") || !strings.Contains(said, "HOSTNAME=web-1\n") {
 		t.Errorf("the program's environment:\n%s", said)
 	}
 }
@@ -89,7 +92,7 @@ func TestGuardRefusesDirectoriesOfTheMachine(t *testing.T) {
 		}
 	}
 	t.Chdir(here)
-	g, err := newGuard([]string{"PATH=relative:/usr/bin:" + app + "::" + filepath.Join(dir, "not-there", "bin"), "HOME=" + filepath.Join(links, "home")}, []string{"/usr/share/web"})
+	g, err := newGuard([]string{"PATH=relative:/usr/bin:" + app + "::" + filepath.Join(dir, "not-there", "bin"), "HOME=" + filepath.Join(links, "home")}, []string{"/usr/share/web", "/etc/asked-for"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,12 +101,14 @@ func TestGuardRefusesDirectoriesOfTheMachine(t *testing.T) {
 		path, sub string
 		shown     bool
 	}{
-		{"/var/run/secrets/kubernetes.io/serviceaccount", "", true}, {"/etc/kubevpn-test", "", true}, {"/etc/kubevpn-test/conf/app.yaml", "file", true},
-		{"/etc/kubevpn-test", "dir", true}, {"/app", "", true}, {"/config/app.yaml", "file", true}, {"/data", "", true}, {"/opt/kubevpn-test", "", true},
+		{"/var/run/secrets/kubernetes.io/serviceaccount", "", true}, {"/etc/asked-for/app.yaml", "file", true},
+		{"/app", "", true}, {"/config/app.yaml", "file", true}, {"/data", "", true}, {"/opt/kubevpn-test", "", true},
 		{"/var/tmp", "", true}, {"/var/log", "", true}, {"/run", "", true}, {"/dev/shm", "", true}, {"/usr/share/web/html", "", true},
 
 		{"/usr", "", false}, {"/usr/bin", "", false}, {"/usr/bin/kubevpn-test", "file", false}, {"/bin/kubevpn-test", "file", false}, {"/lib/kubevpn-test", "", false},
 		{"/usr/share/website", "", false}, {"/usr/local/lib/python3.11/sitecustomize.py", "file", false}, {"/dev/kubevpn-test", "file", false}, {"/sys/x", "", false},
+		{"/etc/kubevpn-test", "", false}, {"/etc/kubevpn-test/conf/app.yaml", "file", false}, {"/etc/ipython", "", false}, {"/etc/php/8.4/cli/conf.d", "", false},
+		{"/gnu/store", "", false}, {"/run/current-system/sw/lib", "", false}, {"/run/opengl-driver/lib", "", false}, {"/nix/store/x", "", false},
 		{"/etc", "", false}, {"/etc/ld.so.preload", "file", false}, {"/etc/gitconfig", "file", false}, {"/etc/passwd", "file", false}, {"/etc/profile.d/x.sh", "file", false},
 		{"/etc/ssl/certs/kubevpn-test.pem", "file", false}, {"/etc/fish", "", false}, {"/opt", "", false}, {"/opt/kubevpn-test", "file", false},
 		{home, "", false}, {home + "/.ssh", "", false}, {home + "/.config/x/y", "", false}, {links + "/home/.ssh/config", "file", false}, {dir, "", false},
@@ -127,6 +132,31 @@ func TestGuardRefusesDirectoriesOfTheMachine(t *testing.T) {
 			t.Errorf("%+v, warned %q", got, warned)
 		}
 	})
+}
+
+// On a system with a read-only /usr, links lead elsewhere. The path of the pod counts, and so does the target.
+func TestGuardFollowsLinksOfTheSystem(t *testing.T) {
+	if why := refusesSystem("/usr/local/lib/python3.13/site-packages", 1, false); why == "" {
+		t.Error("a volume is mounted at a path in /usr/local")
+	}
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(root, "var", "usrlocal")
+	if err := errors.Join(os.MkdirAll(target, 0o755), os.Mkdir(filepath.Join(root, "usr"), 0o755), os.Symlink("../var/usrlocal", filepath.Join(root, "usr", "local"))); err != nil {
+		t.Fatal(err)
+	}
+	places, err := elsewhere([]string{filepath.Join(root, "usr"), filepath.Join(root, "usr", "local")})
+	if err != nil || len(places) != 1 || places[0].dir != target {
+		t.Fatal(places, err)
+	}
+	g := &guard{own: places}
+	for _, path := range []string{target + "/lib/python3.13/site-packages", filepath.Join(root, "usr", "local", "lib")} {
+		if why := g.refuses(podenv.Mount{Path: path}, false, nil); why != whySystem {
+			t.Errorf("%s: %q", path, why)
+		}
+	}
 }
 
 // A machine need not have /opt.

@@ -177,8 +177,8 @@ func environment(cfg Config, container []podenv.Variable) []string {
 		switch {
 		case slices.Contains(cfg.FromPod, v.Name):
 			all[v.Name] = v.Value
-		case keptFromImage(v):
-		case !isKept(v.Name):
+		case keptFromImage(v), v.Image && there: // what the pod itself does not set is no news
+		case v.Name == "HOSTNAME", !there && !isKept(v.Name): // a shell may set HOSTNAME, and programs expect the pod's
 			all[v.Name] = v.Value
 		case (!there || value != v.Value) && !slices.ContainsFunc(cfg.Env, func(e string) bool {
 			return strings.HasPrefix(e, v.Name+"=")
@@ -187,9 +187,8 @@ func environment(cfg Config, container []podenv.Variable) []string {
 		}
 	}
 	if len(left) > 0 {
-		cfg.Warn(fmt.Sprintf("keeping this machine's values of %s, since they decide what programs execute; "+
-			"--env-from-pod NAME takes the pod's",
-			strings.Join(left, ", ")))
+		cfg.Warn(fmt.Sprintf("keeping this machine's values of %s: it sets them, or they may decide what programs "+
+			"execute; --env-from-pod NAME takes the pod's", strings.Join(left, ", ")))
 	}
 	for _, name := range cfg.FromPod {
 		if !slices.ContainsFunc(container, func(v podenv.Variable) bool { return v.Name == name }) {

@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 
 func TestEnvironmentKeepsWhatDecidesWhatRuns(t *testing.T) {
 	local := []string{"PATH=/usr/bin", "HOME=/home/ann", "USER=ann", "TERM=xterm", "PWD=/src", "LANG=de_DE", "EDITOR=vi"}
-	const left = "keeping this machine's values of %s, since they decide what programs execute; --env-from-pod NAME takes the pod's"
+	const left = "keeping this machine's values of %s: it sets them, or they may decide what programs execute; --env-from-pod NAME takes the pod's"
 	tests := []struct {
 		name      string
 		container []podenv.Variable
@@ -70,9 +70,9 @@ func TestEnvironmentKeepsWhatDecidesWhatRuns(t *testing.T) {
 	}{
 		{name: "an empty environment"},
 		{
-			name:      "the container's value wins",
-			container: []podenv.Variable{{Name: "LANG", Value: "C"}, {Name: "TERM", Value: ""}, {Name: "A", Value: "a=b"}, {Name: "DATA", Value: "/data"}},
-			want:      "A=a=b DATA=/data LANG=C TERM=",
+			name:      "what this machine sets wins, and is named",
+			container: []podenv.Variable{{Name: "LANG", Value: "C"}, {Name: "TERM", Value: "xterm"}, {Name: "USER", Value: "app", Image: true}, {Name: "A", Value: "a=b"}, {Name: "DATA", Value: "/data"}},
+			want:      "A=a=b DATA=/data", warned: []string{fmt.Sprintf(left, "LANG")},
 		},
 		{
 			name: "PATH and PWD stay the laptop's", container: []podenv.Variable{{Name: "PATH", Value: "/app"}, {Name: "PWD", Value: "/src"}},
@@ -95,8 +95,8 @@ func TestEnvironmentKeepsWhatDecidesWhatRuns(t *testing.T) {
 		{
 			name: "the image's variables, except for paths and users",
 			container: []podenv.Variable{{Name: "LANG", Value: "C", Image: true}, {Name: "HOME", Value: "/root", Image: true}, {Name: "PATH", Value: "/bin", Image: true},
-				{Name: "JAVA_HOME", Value: "/opt/java", Image: true}, {Name: "LD_PRELOAD", Value: "x.so", Image: true}, {Name: "TERM", Value: "dumb", Image: true}, {Name: "VERSION", Value: "3", Image: true}},
-			want: "LANG=C VERSION=3", warned: []string{fmt.Sprintf(left, "LD_PRELOAD")},
+				{Name: "LC_ALL", Value: "C", Image: true}, {Name: "JAVA_HOME", Value: "/opt/java", Image: true}, {Name: "LD_PRELOAD", Value: "x.so", Image: true}, {Name: "TERM", Value: "dumb", Image: true}, {Name: "VERSION", Value: "3", Image: true}},
+			want: "LC_ALL=C VERSION=3", warned: []string{fmt.Sprintf(left, "LD_PRELOAD")},
 		},
 		{
 			name: "--env wins", container: []podenv.Variable{{Name: "A", Value: "1"}, {Name: "B", Value: "2", Secret: true}}, env: []string{"A=3", "EDITOR=", "A=4"},

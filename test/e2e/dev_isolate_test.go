@@ -220,7 +220,7 @@ s.sendto(body[:2] + struct.pack("!H", n) + body[4:], (sys.argv[1], 0)); print(s.
 		want string
 	}{
 		{"environment", []string{"sh", "-c", `echo "$GREETING|$PASSWORD|$COLOR"`}, "hello from $(NODE)|hunter2|blue\n"},
-		{"files", []string{"sh", "-c", "cat /etc/settings/page /srv/pages/page /keys/password; stat -f -c ' %T' /keys"}, "welcome\nwelcome\nhunter2 tmpfs\n"},
+		{"files", []string{"sh", "-c", "cat /settings/page /srv/pages/page /keys/password; stat -f -c ' %T' /keys"}, "welcome\nwelcome\nhunter2 tmpfs\n"},
 		{"user", []string{"id", "-u"}, fmt.Sprintln(eve.uid)},
 		{"interfaces", []string{"sh", "-c", "ip -o link | wc -l"}, "2\n"},
 		{"service_by_name", []string{"curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "http://web"}, "200"},
@@ -247,7 +247,7 @@ s.sendto(body[:2] + struct.pack("!H", n) + body[4:], (sys.argv[1], 0)); print(s.
 			t.Error(r)
 		}
 	})
-	for _, path := range []string{"/etc/settings", "/keys", "/scratch", "/srv/pages"} {
+	for _, path := range []string{"/settings", "/keys", "/scratch", "/srv/pages"} {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s exists on the laptop", path)
 		}

@@ -78,12 +78,13 @@ spec:
         - {name: COLOR, valueFrom: {configMapKeyRef: {name: settings, key: color}}}
         - {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
         volumeMounts:
+        - {name: settings, mountPath: /settings}
         - {name: settings, mountPath: /etc/settings}
         - {name: settings, mountPath: /srv/pages/page, subPath: page}
         - {name: settings, mountPath: /srv/pages/none, subPath: none}
         - {name: keys, mountPath: /keys, readOnly: true}
         - {name: scratch, mountPath: /scratch}
-        - {name: down, mountPath: /etc/podinfo}
+        - {name: down, mountPath: /podinfo}
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 ---
 apiVersion: v1
@@ -130,8 +131,8 @@ func devFiles(t *testing.T, l *laptop, s *shop) {
 	// The program must see what the application in the pod sees.
 	r := l.dev(t, s, "--env", "COLOR=mine", "--", "sh", "-c", `
 		echo "$GREETING|$PASSWORD|$COLOR|$POD|$WEB_SERVICE_HOST|$HOME"
-		cat /etc/settings/page /srv/pages/page /keys/password; echo
-		stat -L -c %a /keys/password; stat -f -c %T /keys; cat /etc/podinfo/labels; echo
+		cat /settings/page /srv/pages/page /keys/password; echo
+		stat -L -c %a /keys/password; stat -f -c %T /keys; cat /podinfo/labels; echo
 		echo kept >/scratch/file && cat /scratch/file
 		curl -s -o /dev/null -w '%{http_code}\n' http://web.deved`)
 	if r.code != 0 {
@@ -145,7 +146,10 @@ func devFiles(t *testing.T, l *laptop, s *shop) {
 	if !strings.Contains(r.stderr, "! volume settings at /srv/pages/none: the volume has nothing at none\n") {
 		t.Error(r)
 	}
-	for _, path := range []string{"/etc/settings", "/keys", "/scratch", "/srv/pages"} {
+	if !strings.Contains(r.stderr, "omitting volume settings at /etc/settings: ") || !strings.Contains(r.stderr, "; --mount-over /etc/settings mounts it\n") {
+		t.Error(r)
+	}
+	for _, path := range []string{"/settings", "/etc/settings", "/keys", "/scratch", "/srv/pages"} {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s exists on the laptop", path)
 		}
@@ -183,7 +187,7 @@ func devVolume(t *testing.T, l *laptop, s *shop) {
 	if err := os.WriteFile(filepath.Join(dir, "page"), []byte("mine\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r := l.dev(t, s, "--volume", "settings="+dir, "--", "sh", "-c", "cat /etc/settings/page /srv/pages/page /keys/password; echo >/etc/settings/made")
+	r := l.dev(t, s, "--volume", "settings="+dir, "--mount-over", "/etc/settings", "--", "sh", "-c", "cat /etc/settings/page /srv/pages/page /keys/password; echo >/settings/made")
 	if r.code != 0 || r.stdout != "mine\nmine\nhunter2" {
 		t.Error(r)
 	}
@@ -347,7 +351,7 @@ func devKilled(t *testing.T, l *laptop, s *shop) {
 func devAnotherPod(t *testing.T, l *laptop, s *shop) {
 	dir := t.TempDir()
 	cmd := l.command(t.Context(), t, "kubevpn", "dev", s.workload, "-n", s.namespace, "--", "sh", "-c",
-		`while :; do for f in /var/run/secrets/kubernetes.io/serviceaccount/token /etc/podinfo/labels /etc/settings/color; do cat $f >`+dir+`/next && mv `+dir+`/next `+dir+`/${f##*/}; done; sleep 0.2; done`)
+		`while :; do for f in /var/run/secrets/kubernetes.io/serviceaccount/token /podinfo/labels /settings/color; do cat $f >`+dir+`/next && mv `+dir+`/next `+dir+`/${f##*/}; done; sleep 0.2; done`)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
