@@ -20,15 +20,15 @@ var kept = []struct{ names, why string }{
 	{"LD_* DYLD_* GCONV_PATH GETCONF_DIR GLIBC_TUNABLES LOCPATH NLSPATH TERMCAP TERMINFO*",
 		"the loader and the C library load code and data from there"},
 	{"SHELL BASH* ENV ZDOTDIR FPATH IFS PS0 PS1 PS2 PS4 SHELLOPTS", "they decide how a shell starts, or what it executes"},
-	{"EXINIT VIM* NVIM* EMACS* FZF_* LESS* RIPGREP_* BAT_* TMUX*", "editors and tools of the terminal execute what they name"},
+	{"EXINIT VIM* NVIM* EMACS* FZF_* LESS LESSOPEN LESSCLOSE LESSKEY* RIPGREP_* BAT_* TMUX*", "editors and tools of the terminal execute what they name"},
 	{"GIT_COMMON_DIR GIT_CONFIG* GIT_DIR GIT_EXEC* GIT_EXTERNAL* GIT_OBJECT* GIT_PROXY* GIT_SSH* GIT_TEMPLATE* " +
-		"GIT_WORK_TREE SSH_* SUDO_* HG* SVN_* CVS_* RSYNC_* CURL_* GNUPG*", "they name commands, hooks and keys"},
+		"GIT_WORK_TREE SSH_* SUDO_* HGRC* HGMERGE SVN_* CVS_* RSYNC_* CURL_* GNUPG*", "they name commands, hooks and keys"},
 	{"NODE_PATH NODE_REPL_* TS_NODE_* BUN_* DENO_* NPM_* YARN_* PNPM_* COREPACK_*",
 		"JavaScript runtimes and their package managers load code that they name"},
 	{"PYTHONBREAKPOINT PYTHONINSPECT PYTHONPATH PYTHONPLATLIBDIR PYTHONPYCACHEPREFIX PYTHONSTARTUP PYTHONUSERBASE " +
 		"PYTHONHOME PYTHONWARNINGS PIP_* PIPX_* UV_* POETRY_* CONDA_* PYTEST_* IPYTHON* JUPYTER_* MPL*",
 		"Python and its tools import or install what they name"},
-	{"PERL* RUBYLIB RUBYOPT BUNDLE_* GEM_* R_* LUA_* JULIA_* TCL* ERL_* ELIXIR_* COMPOSER_* PHP_INI_SCAN_DIR",
+	{"PERL* RUBYLIB RUBYOPT BUNDLE_* GEM_* R_ENVIRON* R_LIBS* R_PROFILE* LUA_* JULIA_* TCL* ERL_* ELIXIR_* COMPOSER_* PHP_INI_SCAN_DIR",
 		"languages load the libraries and settings that they name"},
 	{"CLASSPATH JAVACMD GRADLE_* MAVEN_* MVN_* SBT_*", "Java and its build tools load code from there"},
 	{"ASPNETCORE_HOSTINGSTARTUPASSEMBLIES COR_* CORECLR_* COMPLUS_* DOTNET_ADDITIONAL_DEPS DOTNET_ROOT* " +
@@ -40,7 +40,7 @@ var kept = []struct{ names, why string }{
 	{"OPENSSL_* SASL_* KRB5* PGSYSCONFDIR PGSERVICEFILE LIBMYSQL_* GIO_* GTK_* QT_* GST_* MAGICK_* HDF5_* GDAL_*",
 		"libraries load modules and settings that they name"},
 	{"ANSIBLE_* HELM_* TF_* TERRAFORM_* VAGRANT_* PACKER_* CLOUDSDK_* AZURE_CONFIG_DIR AWS_CONFIG_FILE " +
-		"AWS_SHARED_CREDENTIALS_FILE GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES KUBECONFIG KUBE_* KUBECTL_* DOCKER_* " +
+		"AWS_SHARED_CREDENTIALS_FILE GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES KUBECONFIG KUBECTL_* DOCKER_* " +
 		"CONTAINERS_*",
 		"tools execute commands that they, or the files that they name, contain"},
 	{"DBUS_*", "an address of D-Bus can name a command"},
