@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -35,12 +36,14 @@ type hostAddrs struct {
 	endpoints map[netip.AddrPort]struct{}
 }
 
-// metadata are the addresses of cloud metadata services that are not link-local.
+// metadata are the addresses of cloud metadata services that are not link-local. They hand out the identity of the node.
 var metadata = []netip.Addr{
-	netip.MustParseAddr("168.63.129.16"),   // Azure
-	netip.MustParseAddr("100.100.100.200"), // Alibaba Cloud
-	netip.MustParseAddr("fd00:ec2::254"),   // AWS
-	netip.MustParseAddr("fd20:ce::254"),    // Google Cloud
+	netip.MustParseAddr("168.63.129.16"),      // Azure
+	netip.MustParseAddr("100.100.100.200"),    // Alibaba Cloud
+	netip.MustParseAddr("192.0.0.192"),        // Oracle Cloud
+	netip.MustParseAddr("fd20:ce::254"),       // Google Cloud
+	netip.MustParseAddr("fd00:42::42"),        // Scaleway (cloud-init, DataSourceScaleway)
+	netip.MustParseAddr("fd00:c1::a9fe:a9fe"), // Oracle Cloud
 }
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
@@ -51,10 +54,55 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 	if dst.Port() == dnsPort && slices.Contains(f.dns, addr) {
 		return true
 	}
+	if addr.Is4() {
+		return f.ordinary(addr)
+	}
+	within := embedded(addr)
+	return f.ordinary(addr) && (!within[0].IsValid() || f.ordinary(within[0])) &&
+		(!within[1].IsValid() || f.ordinary(within[1]))
+}
+
+// ordinary reports whether an address is neither special nor the manager's own, and whether the admin allows it.
+func (f *filter) ordinary(addr netip.Addr) bool {
 	return addr.IsValid() && addr.Zone() == "" &&
 		!addr.IsLoopback() && !addr.IsUnspecified() && !addr.IsMulticast() && !addr.IsLinkLocalUnicast() &&
-		!isThisNetwork(addr) && addr != broadcast &&
+		!isThisNetwork(addr) && addr != broadcast && !isNodeLocal(addr) &&
 		!slices.Contains(metadata, addr) && !slices.Contains(f.pod, addr)
+}
+
+// isNodeLocal reports whether addr is in fd00:ec2::/32, where AWS has services for nodes: metadata at ::254, EKS Pod
+// Identity at ::23, DNS and time; or in fec0::/10, the site-local network (RFC 3879), which has no use any more.
+func isNodeLocal(addr netip.Addr) bool {
+	if !addr.Is6() {
+		return false
+	}
+	b := addr.As16()
+	return [4]byte(b[:]) == [4]byte{0xfd, 0x00, 0x0e, 0xc2} || b[0] == 0xfe && b[1]&0xc0 == 0xc0
+}
+
+// embedded returns the IPv4 addresses that a translator or a tunnel on the way may make of an IPv6 address; the others
+// are invalid. It does not allocate.
+//
+//	64:ff9b::a.b.c.d         NAT64 (RFC 6052), the last 32 bits
+//	64:ff9b:1:AABB:00CC:DD.. NAT64 of the local site (RFC 8215): bits 48-63 and 72-87, or, in a /96 of it, the last 32
+//	2002:AABB:CCDD::         6to4 (RFC 3056), bits 16-47
+//	::a.b.c.d                IPv4-compatible (RFC 4291), the last 32 bits
+//	::ffff:0:a.b.c.d         SIIT (RFC 2765), the last 32 bits
+func embedded(addr netip.Addr) (all [2]netip.Addr) {
+	if !addr.Is6() {
+		return all
+	}
+	b := addr.As16()
+	last := netip.AddrFrom4([4]byte(b[12:]))
+	switch head := binary.BigEndian.Uint64(b[:]); {
+	case head == 0x64ff9b<<32, head == 0: // also ::ffff:0:0/96 and ::ffff:0:0:0/96
+		all[0] = last
+	case head>>16 == 0x64ff9b0001:
+		all[0], all[1] = netip.AddrFrom4([4]byte{b[6], b[7], b[9], b[10]}), last
+	case head>>48 == 0x2002:
+		all[0] = netip.AddrFrom4([4]byte(b[2:6]))
+	}
+	return all
 }
 
 // allowsHost reports whether dst, which is not a ClusterIP, is neither a node nor the API server, or is one that the
@@ -66,12 +114,22 @@ func (f *filter) allowsHost(dst netip.AddrPort, extra []netip.Prefix) bool {
 		return true
 	}
 	addr := dst.Addr().Unmap()
+	within := embedded(addr)
+	return h.allows(addr, dst.Port()) && h.allows(within[0], dst.Port()) && h.allows(within[1], dst.Port()) ||
+		dst.Port() == dnsPort && slices.Contains(f.dns, addr) ||
+		slices.ContainsFunc(extra, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// allows reports whether addr is invalid or none of the addresses, or has an endpoint at the port.
+func (h *hostAddrs) allows(addr netip.Addr, port uint16) bool {
+	if !addr.IsValid() {
+		return true
+	}
 	if _, ok := h.addrs[addr]; !ok {
 		return true
 	}
-	_, ok := h.endpoints[netip.AddrPortFrom(addr, dst.Port())]
-	return ok || dst.Port() == dnsPort && slices.Contains(f.dns, addr) ||
-		slices.ContainsFunc(extra, func(p netip.Prefix) bool { return p.Contains(addr) })
+	_, ok := h.endpoints[netip.AddrPortFrom(addr, port)]
+	return ok
 }
 
 // allowsDirect reports whether a packet to dst may leave.

@@ -39,6 +39,26 @@ func TestFilterRejectsSpecialAddresses(t *testing.T) {
 		{"255.255.255.255:67", false},
 		{"168.63.129.16:80", false},
 		{"[fd00:ec2::254]:80", false},
+		{"[fd00:ec2::23]:80", false},
+		{"[fd20:ce::254]:80", false},
+		{"[fd00:42::42]:80", false},
+		{"[fd00:c1::a9fe:a9fe]:80", false},
+		{"[fec0::1]:80", false},
+		{"192.0.0.192:80", false},
+		{"100.100.100.200:80", false},
+		{"[64:ff9b::a9fe:a9fe]:80", false}, // NAT64
+		{"[64:ff9b::7f00:1]:80", false},
+		{"[64:ff9b::af4:5]:80", false},           // of the manager's own address
+		{"[64:ff9b:1:a9fe:a9:fe00::]:80", false}, // of the local site
+		{"[64:ff9b:1::a9fe:a9fe]:80", false},     // a /96 of it
+		{"[64:ff9b:1:ffff:1:2:a9fe:a9fe]:80", false},
+		{"[2002:a9fe:a9fe::1]:80", false},        // 6to4
+		{"[::a9fe:a9fe]:80", false},              // IPv4-compatible
+		{"[::ffff:0:169.254.169.254]:80", false}, // SIIT
+		{"[64:ff9b::101:101]:443", true},
+		{"[2002:101:101::1]:443", true},
+		{"[2001:db8::a9fe:a9fe]:443", true}, // the last bits of an ordinary address
+		{"[fd00:244::a9fe:a9fe]:80", true},
 	}
 	for _, tt := range tests {
 		if got := f.allows(netip.MustParseAddrPort(tt.dst)); got != tt.want {
@@ -47,5 +67,22 @@ func TestFilterRejectsSpecialAddresses(t *testing.T) {
 	}
 	if f.allows(netip.AddrPort{}) {
 		t.Error("the filter allows an invalid address")
+	}
+}
+
+// The router calls allows for each packet.
+func BenchmarkFilterAllows(b *testing.B) {
+	f := filter{pod: []netip.Addr{netip.MustParseAddr("10.244.0.5")}}
+	f.hosts.Store(&hostAddrs{addrs: map[netip.Addr]struct{}{netip.MustParseAddr("192.168.0.1"): {}}})
+	for _, dst := range []string{"10.244.0.6:80", "[fd00:244::6]:80", "[64:ff9b::101:101]:443"} {
+		b.Run(dst, func(b *testing.B) {
+			to := netip.MustParseAddrPort(dst)
+			b.ReportAllocs()
+			for b.Loop() {
+				if !f.allowsDirect(to, nil) {
+					b.Fatal("refused")
+				}
+			}
+		})
 	}
 }
