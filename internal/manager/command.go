@@ -2,8 +2,10 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -22,6 +24,7 @@ import (
 type options struct {
 	Config
 	podIP, account string
+	allow, deny    []string
 	level          slog.Level
 }
 
@@ -62,6 +65,10 @@ capability.`,
 	f.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
 	f.StringSliceVar(&o.WatchNamespaces, "watch-namespaces", nil,
 		"comma-separated namespaces whose Services to watch; empty: all")
+	f.StringSliceVar(&o.allow, "allow-cidr", nil,
+		"comma-separated networks; the manager dials no other address for laptops; empty: all")
+	f.StringSliceVar(&o.deny, "deny-cidr", nil,
+		"comma-separated networks that the manager does not dial for laptops, also if --allow-cidr contains them")
 	f.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf",
 		"file in which the kubelet names the cluster DNS servers")
 	f.StringVar(&o.account, "service-account", serviceAccountDir,
@@ -84,6 +91,13 @@ func run(ctx context.Context, o options) error {
 			return api.Errorf(api.ExitUsage, "--watch-namespaces: %q is not the name of a namespace", ns)
 		}
 	}
+	var err error
+	if o.AllowCIDRs, err = parseNetworks("--allow-cidr", o.allow); err != nil {
+		return err
+	}
+	if o.DenyCIDRs, err = parseNetworks("--deny-cidr", o.deny); err != nil {
+		return err
+	}
 	pod, err := api.ParseAddrs(o.podIP)
 	if err != nil {
 		return api.Errorf(api.ExitUsage, "--pod-ip: %w", err)
@@ -95,4 +109,20 @@ func run(ctx context.Context, o options) error {
 	o.Kube, o.APIServer, o.PodIPs = kube, apiServerVIP(os.Getenv), pod
 	o.GatewaySocket, o.Logger = api.GatewaySocket, log
 	return New(o.Config).Run(ctx)
+}
+
+// parseNetworks parses the networks of a flag. An error ends the manager: a limit with a typing error would not limit.
+func parseNetworks(flag string, texts []string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err == nil && (p.Masked() != p || p.Addr().Is4In6()) {
+			err = fmt.Errorf("the network of %s is %s", text, p.Masked())
+		}
+		if err != nil {
+			return nil, api.Errorf(api.ExitUsage, "%s: %w", flag, err)
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }

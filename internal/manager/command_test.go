@@ -19,3 +19,17 @@ func TestCommandRejectsWrongNamespaces(t *testing.T) {
 		}
 	}
 }
+
+// A limit with a typing error must not be no limit.
+func TestCommandRejectsWrongNetworks(t *testing.T) {
+	for _, flag := range []string{"--allow-cidr", "--deny-cidr"} {
+		for _, wrong := range []string{"10.0.0.0", "10.0.0.1/8", "10.0.0.0/33", "nodes", "::ffff:10.0.0.0/104", "10.0.0.0/8,,"} {
+			cmd := NewCommand()
+			cmd.SetArgs([]string{flag, wrong})
+			var e *api.Error
+			if err := cmd.ExecuteContext(t.Context()); !errors.As(err, &e) || e.Code != api.ExitUsage || !strings.Contains(e.Message, flag) {
+				t.Errorf("%s %q: %v", flag, wrong, err)
+			}
+		}
+	}
+}

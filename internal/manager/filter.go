@@ -18,6 +18,8 @@ import (
 // networks: this guards against accidents and against other programs on the laptop, not against the user, who may use
 // the manager.
 //
+// The networks of --allow-cidr and --deny-cidr are the admin's, and no laptop lifts them.
+//
 // The filter always allows the servers in the pod's resolv.conf on the DNS port, because NodeLocal DNSCache has a
 // link-local address.
 //
@@ -26,6 +28,8 @@ import (
 type filter struct {
 	pod   []netip.Addr // the manager's own addresses
 	dns   []netip.Addr
+	allow []netip.Prefix            // of --allow-cidr: nothing else is dialled, unless there are none
+	deny  []netip.Prefix            // of --deny-cidr
 	hosts atomic.Pointer[hostAddrs] // nil: unknown
 }
 
@@ -54,6 +58,9 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 	if dst.Port() == dnsPort && slices.Contains(f.dns, addr) {
 		return true
 	}
+	if len(f.allow) > 0 && !contain(f.allow, addr) {
+		return false
+	}
 	if addr.Is4() {
 		return f.ordinary(addr)
 	}
@@ -62,12 +69,22 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 		(!within[1].IsValid() || f.ordinary(within[1]))
 }
 
-// ordinary reports whether an address is neither special nor the manager's own, and whether the admin allows it.
+// ordinary reports whether an address is neither special, nor the manager's own, nor denied by the admin.
 func (f *filter) ordinary(addr netip.Addr) bool {
 	return addr.IsValid() && addr.Zone() == "" &&
 		!addr.IsLoopback() && !addr.IsUnspecified() && !addr.IsMulticast() && !addr.IsLinkLocalUnicast() &&
 		!isThisNetwork(addr) && addr != broadcast && !isNodeLocal(addr) &&
-		!slices.Contains(metadata, addr) && !slices.Contains(f.pod, addr)
+		!slices.Contains(metadata, addr) && !slices.Contains(f.pod, addr) && !contain(f.deny, addr)
+}
+
+// contain reports whether one of the networks contains addr.
+func contain(networks []netip.Prefix, addr netip.Addr) bool {
+	for _, p := range networks {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
 }
 
 // isNodeLocal reports whether addr is in fd00:ec2::/32, where AWS has services for nodes: metadata at ::254, EKS Pod
@@ -117,7 +134,7 @@ func (f *filter) allowsHost(dst netip.AddrPort, extra []netip.Prefix) bool {
 	within := embedded(addr)
 	return h.allows(addr, dst.Port()) && h.allows(within[0], dst.Port()) && h.allows(within[1], dst.Port()) ||
 		dst.Port() == dnsPort && slices.Contains(f.dns, addr) ||
-		slices.ContainsFunc(extra, func(p netip.Prefix) bool { return p.Contains(addr) })
+		contain(extra, addr)
 }
 
 // allows reports whether addr is invalid or none of the addresses, or has an endpoint at the port.

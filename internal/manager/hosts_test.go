@@ -214,3 +214,48 @@ func TestClientIdentityIsNotLogged(t *testing.T) {
 		t.Errorf("an identity of %d bytes got %+v", maxClient+1, long)
 	}
 }
+
+// No laptop lifts the networks of the admin, and no EndpointSlice: check is for each address that the manager dials.
+func TestAdminsNetworksApplyAboveTheLaptops(t *testing.T) {
+	networks := func(texts ...string) (all []netip.Prefix) {
+		for _, text := range texts {
+			all = append(all, netip.MustParsePrefix(text))
+		}
+		return all
+	}
+	node := networks("192.168.0.0/16")
+	for _, tt := range []struct {
+		about       string
+		allow, deny []netip.Prefix
+		dst         string
+		extra       []netip.Prefix
+		want        bool
+	}{
+		{"a node with --extra-cidr", nil, nil, "192.168.0.1:10250", node, true},
+		{"a denied node with --extra-cidr", nil, node, "192.168.0.1:10250", node, false},
+		{"a denied node, in disguise", nil, node, "[::ffff:192.168.0.1]:10250", node, false},
+		{"a denied node by NAT64", nil, node, "[64:ff9b::c0a8:1]:10250", networks("64:ff9b::/96"), false},
+		{"its pings", nil, node, "192.168.0.1:0", node, false},
+		{"a pod", nil, node, "10.244.0.7:80", nil, true},
+		{"an allowed pod", networks("10.244.0.0/16"), nil, "10.244.0.7:80", nil, true},
+		{"what is not allowed", networks("10.244.0.0/16"), nil, "10.0.0.1:80", nil, false},
+		{"what is not allowed, with --extra-cidr", networks("10.244.0.0/16"), nil, "10.0.0.1:80", networks("10.0.0.0/8"), false},
+		{"what is allowed and denied", networks("10.0.0.0/8"), networks("10.1.0.0/16"), "10.1.0.1:80", nil, false},
+		{"the cluster's DNS", networks("10.244.0.0/16"), networks("10.96.0.0/16"), "10.96.0.10:53", nil, true},
+		{"another port of it", networks("10.244.0.0/16"), nil, "10.96.0.10:80", nil, false},
+		{"metadata, although allowed", networks("169.254.0.0/16"), nil, "169.254.169.254:80", networks("169.254.0.0/16"), false},
+	} {
+		t.Run(tt.about, func(t *testing.T) {
+			m := New(Config{Logger: slog.New(slog.DiscardHandler), AllowCIDRs: tt.allow, DenyCIDRs: tt.deny})
+			m.filter.dns = []netip.Addr{netip.MustParseAddr("10.96.0.10")}
+			fill(t, m, []any{nodeAt("a", "192.168.0.1")}, []any{sliceOf("default", "web", 8080, "10.244.0.7")})
+			dst := netip.MustParseAddrPort(tt.dst)
+			if got := m.router.allows(dst, tt.extra); got != tt.want {
+				t.Errorf("a packet: %v, want %v", got, tt.want)
+			}
+			if err := errors.Join(m.dialer.check(dst), m.dialer.checkHost(dst, tt.extra)); (err == nil) != tt.want || err != nil && !errors.Is(err, syscall.EACCES) {
+				t.Errorf("a flow: %v, want it to be allowed: %v", err, tt.want)
+			}
+		})
+	}
+}

@@ -49,6 +49,8 @@ type Config struct {
 	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
 	// WatchNamespaces are the namespaces whose Services and EndpointSlices the manager watches. Empty: all.
 	WatchNamespaces []string
+	// AllowCIDRs and DenyCIDRs limit what the manager dials for laptops: see filter. No AllowCIDRs: everything.
+	AllowCIDRs, DenyCIDRs []netip.Prefix
 	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
 	// may be zero.
 	APIServer netip.AddrPort
@@ -86,7 +88,7 @@ func New(cfg Config) *Manager {
 		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
 		pods:    newPodReader(cfg.Kube, c, cfg.Logger),
 		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
-		filter:  &filter{pod: cfg.PodIPs},
+		filter:  &filter{pod: cfg.PodIPs, allow: cfg.AllowCIDRs, deny: cfg.DenyCIDRs},
 		budget:  transport.NewBudget(maxStreams, maxBuffered),
 		routes:  podRoutes,
 	}
@@ -148,7 +150,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy,
 		"metrics", m.cfg.Metrics, "dns", m.publisher.dns.servers, "domain", m.publisher.dns.domain,
-		"ping", !m.publisher.noEcho, "watch-namespaces", m.cfg.WatchNamespaces)
+		"ping", !m.publisher.noEcho, "watch-namespaces", m.cfg.WatchNamespaces,
+		"allow-cidr", m.cfg.AllowCIDRs, "deny-cidr", m.cfg.DenyCIDRs)
 	return m.serve(ctx, sessions, health)
 }
 

@@ -298,7 +298,8 @@ func checkPod(t *testing.T, pod corev1.PodTemplateSpec) {
 // The manager has the same rights as in all namespaces, but those in namespaces by a Role in each.
 func TestWatchedNamespacesHaveRolesOfTheirOwn(t *testing.T) {
 	image := []string{"--set", "image.repository=kubevpn"}
-	all := render(t, "tools", append(image, "--set-json", `watchNamespaces=["tools","shop","123"]`)...)
+	all := render(t, "tools", append(image, "--set-json", `watchNamespaces=["tools","shop","123"]`,
+		"--set-json", `allowCIDRs=["10.0.0.0/8","fd00::/8"]`, "--set-json", `denyCIDRs=["10.1.0.0/16"]`)...)
 	var whole, cluster rbacv1.ClusterRole
 	decode(t, render(t, "tools", image...)["ClusterRole kubevpn-traffic-manager-tools"], &whole)
 	decode(t, all["ClusterRole kubevpn-traffic-manager-tools"], &cluster)
@@ -336,6 +337,11 @@ func TestWatchedNamespacesHaveRolesOfTheirOwn(t *testing.T) {
 	if err != nil || args[0] != cmd.Name() || !slices.Equal(got, []string{"123", "shop", "tools"}) {
 		t.Errorf("of %q the manager reads %q, %v", args, got, err)
 	}
+	for flag, want := range map[string][]string{"allow-cidr": {"10.0.0.0/8", "fd00::/8"}, "deny-cidr": {"10.1.0.0/16"}} {
+		if got, err := cmd.Flags().GetStringSlice(flag); err != nil || !slices.Equal(got, want) {
+			t.Errorf("of %q the manager reads --%s %q, %v", args, flag, got, err)
+		}
+	}
 }
 
 // verbsOf returns the verbs by resource.
@@ -366,7 +372,8 @@ func TestSchemaRejectsWrongValues(t *testing.T) {
 		"replicas=2", "replicas=0", "image.digest=sha256:12", "image.repository=a@b", "image.tag=a/b", "images.tag=1",
 		"imagePullSecrets={registry}", "resources.memory=1Gi", "memoryLimit=lots", "priorityClassName=1",
 		"labels.app\\.kubernetes\\.io/name=other", "annotations.kubevpn/created=true", "apiServers={10.0.0.1}",
-		"watchNamespaces=shop", "watchNamespaces={Shop}", "clusterRole.create=1", "access.users=ann",
+		"watchNamespaces=shop", "watchNamespaces={Shop}", "allowCIDRs=10.0.0.0/8", "denyCIDRs={10.0.0.1}", "denyCIDRs={nodes}",
+		"clusterRole.create=1", "access.users=ann",
 		"access.gateways=perhaps", "expose=ingress", "expose=true", "networkPolicy.from={10.0.0.0/8}",
 		"clientDefaults.image=x", "clientDefaults.netstack=kernel", "clientDefaults.extraCIDRs=10.20.0.0/16",
 		"clientDefaults.requireMatch={A}", "metrics.enabled=yes", "metrics.serviceMonitor.interval=often",
