@@ -253,7 +253,9 @@ func (c *cluster) setRange(name balancer.Name, prefixes []netip.Prefix) {
 func (c *cluster) recount() {
 	n := &c.networks
 	n.podCIDRs, n.ranges, n.nodesKnown = nil, nil, c.synced[scope{resource: nodes}]
-	clear(n.nodes)
+	if n.nodesKnown { // otherwise what they were, so that the filter still knows them
+		clear(n.nodes)
+	}
 	for _, node := range c.nodes {
 		n.podCIDRs = append(n.podCIDRs, node.podCIDRs...)
 		for _, addr := range node.addrs {

@@ -114,8 +114,17 @@ func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 		}
 		c.table(scope{resource: endpointSlices}).clear()
 		m.publisher.post()
-		if !may("192.168.0.1:22") {
-			t.Error("without the right to read endpoints, the filter refuses nodes, and so pods on the host network")
+		if may("192.168.0.1:22") {
+			t.Error("without the right to read endpoints any more, the filter forgets the nodes")
+		}
+		c.table(scope{resource: nodes}).clear()
+		fill := c.table(scope{resource: endpointSlices})
+		if err := fill.Replace(nil, ""); err != nil {
+			t.Fatal(err)
+		}
+		m.publisher.post()
+		if may("192.168.0.1:22") {
+			t.Error("without the right to read nodes any more, the filter forgets them")
 		}
 	})
 }

@@ -221,7 +221,9 @@ func (p *publisher) post() {
 	}
 	if p.cluster.needsHosts {
 		p.cluster.needsHosts = false
-		p.filter.hosts.Store(p.cluster.hostAddrs())
+		if hosts := p.cluster.hostAddrs(); hosts != nil { // if they are no longer known, what they were
+			p.filter.hosts.Store(hosts)
+		}
 	}
 	n.state.PodCIDRs, n.state.ServiceCIDRs, n.state.Ignored = p.found.pods, p.found.services, p.found.ignored
 	n.state.StatedPodCIDRs, n.state.StatedServiceCIDRs = p.found.statedPods, p.found.statedServices

@@ -87,16 +87,18 @@ const (
 	absentInterval = 10 * time.Minute // between checks for a resource that the server does not have
 	retryFirst     = time.Second      // after the API server failed; doubles up to retryMost
 	retryMost      = 30 * time.Second
+	confirmAfter   = 5 * time.Second // between two denials that end a watch
 )
 
 // watcher watches the scopes that its permissions allow, and checks missing permissions until it has them. A scope
 // without permission does not affect the others.
 //
-//	            ┌── denied: table cleared, listed in missing ◀────────┐
+//	            ┌── denied twice: table cleared, listed in missing ◀──┐
 //	ask (SSAR) ─┤                                                     │ ask again
 //	            └── allowed: list, watch, table ──403──▶ poke ────────┘
 //
-// While the API server does not answer, watches retry and tables keep their objects.
+// While the API server does not answer, watches retry and tables keep their objects. An API server that restarts, or
+// whose authorizer does not answer, denies as well: only a second certain denial, confirmAfter the first, ends a watch.
 type watcher struct {
 	kube    kubernetes.Interface // nil: no API access
 	cluster *cluster
@@ -137,19 +139,13 @@ func (w *watcher) run(ctx context.Context) error {
 			stop()
 		}
 	}()
+	doubted := make(map[scope]time.Time) // when a watch that runs was denied first
 	retry := retryFirst
 	for {
-		denied, err := w.ask(ctx)
+		denied, unsure, err := w.ask(ctx)
 		if err == nil {
 			for _, s := range w.cluster.scopes {
-				switch stop := running[s]; {
-				case len(denied[s]) == 0 && stop == nil:
-					running[s] = w.start(ctx, s)
-				case len(denied[s]) > 0 && stop != nil:
-					stop()
-					delete(running, s)
-					w.cluster.table(s).clear()
-				}
+				w.follow(ctx, s, running, doubted, denied, unsure[s])
 			}
 			retry = retryFirst
 		}
@@ -160,6 +156,8 @@ func (w *watcher) run(ctx context.Context) error {
 			w.log.Warn("cannot check the manager's permissions", "err", err, "retry", retry)
 			again = time.After(retry)
 			retry = min(2*retry, retryMost)
+		case len(doubted) > 0 || len(unsure) > 0:
+			again = time.After(confirmAfter)
 		case missing:
 			again = time.After(rightsInterval)
 		}
@@ -169,6 +167,30 @@ func (w *watcher) run(ctx context.Context) error {
 		case <-again:
 		case <-w.poked:
 		}
+	}
+}
+
+// follow starts or stops the watch of s. It removes a denial from denied that does not end a watch yet.
+func (w *watcher) follow(ctx context.Context, s scope, running map[scope]func(), doubted map[scope]time.Time,
+	denied denials, unsure bool) {
+	stop, since := running[s], doubted[s]
+	switch {
+	case len(denied[s]) == 0:
+		delete(doubted, s)
+		if stop == nil {
+			running[s] = w.start(ctx, s)
+		}
+	case stop == nil:
+	case unsure || since.IsZero() || time.Since(since) < confirmAfter:
+		if !unsure && since.IsZero() {
+			doubted[s] = time.Now()
+		}
+		delete(denied, s)
+	default:
+		stop()
+		delete(running, s)
+		delete(doubted, s)
+		w.cluster.table(s).clear()
 	}
 }
 
@@ -183,25 +205,29 @@ func denyAll(scopes []scope) denials {
 	return d
 }
 
-// ask checks every permission.
-func (w *watcher) ask(ctx context.Context) (denials, error) {
-	denied := make(denials)
+// ask checks every permission. unsure are the scopes of which a denial may be an error of an authorizer.
+func (w *watcher) ask(ctx context.Context) (denied denials, unsure map[scope]bool, err error) {
+	denied, unsure = make(denials), make(map[scope]bool)
 	for _, s := range w.cluster.scopes {
 		for _, verb := range verbs {
-			allowed, err := w.review(ctx, verb, s)
+			answer, err := w.review(ctx, verb, s)
 			if err != nil {
-				return nil, fmt.Errorf("reviewing %s %v: %w", verb, s, err)
+				return nil, nil, fmt.Errorf("reviewing %s %v: %w", verb, s, err)
 			}
-			if !allowed {
+			if !answer.Allowed {
 				denied[s] = append(denied[s], verb)
+			}
+			if !answer.Allowed && answer.EvaluationError != "" {
+				unsure[s] = true
+				w.log.Warn("cannot check a permission of the manager", "verb", verb, "resource", s, "err", answer.EvaluationError)
 			}
 		}
 	}
-	return denied, nil
+	return denied, unsure, nil
 }
 
 // review asks the API server whether the manager has a permission.
-func (w *watcher) review(ctx context.Context, verb string, s scope) (bool, error) {
+func (w *watcher) review(ctx context.Context, verb string, s scope) (authorizationv1.SubjectAccessReviewStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, retryMost)
 	defer cancel()
 	kind := kinds[s.resource]
@@ -210,7 +236,10 @@ func (w *watcher) review(ctx context.Context, verb string, s scope) (bool, error
 			Namespace: s.namespace},
 	}}
 	answer, err := w.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	return err == nil && answer.Status.Allowed, err
+	if err != nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, err
+	}
+	return answer.Status, nil
 }
 
 // set records the answer and reports whether a permission is missing. After an error it keeps the previous answer.

@@ -34,6 +34,7 @@ type fakeAPI struct {
 	*fake.Clientset
 	mu     sync.Mutex
 	denied map[string]bool // "list nodes", "list services in namespace shop"
+	broken string          // evaluationError of each denial
 	down   bool
 }
 
@@ -49,6 +50,9 @@ func newFakeAPI(denied []string, objects ...runtime.Object) *fakeAPI {
 		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview).DeepCopy()
 		a := review.Spec.ResourceAttributes
 		review.Status.Allowed = !f.denies(rightTo(a.Verb, a.Resource, a.Namespace))
+		if !review.Status.Allowed {
+			f.set(func() { review.Status.EvaluationError = f.broken })
+		}
 		return true, review, nil
 	})
 	f.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -277,6 +281,8 @@ func TestWatchesFollowPermissions(t *testing.T) {
 			}
 		}
 	})
+	t.Run("denied by an authorizer that fails", func(t *testing.T) { uncertainDenial(t, "webhook: no answer") })
+	t.Run("denied once", func(t *testing.T) { uncertainDenial(t, "") })
 	t.Run("forbidden-although-reviewed", func(t *testing.T) {
 		kube := newFakeAPI(nil, testCluster()...)
 		kube.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -300,6 +306,44 @@ func TestWatchesFollowPermissions(t *testing.T) {
 			t.Errorf("state: %+v", state)
 		}
 	})
+}
+
+// uncertainDenial denies everything for a moment, as an API server does that restarts. The manager keeps what it knows:
+// names and ClusterIPs for laptops, and the addresses of nodes for its filter.
+func uncertainDenial(t *testing.T, evaluationError string) {
+	kube := newFakeAPI(nil, testCluster()...)
+	r := start(t, Config{Kube: kube, NodeName: "n1"})
+	c := hello(t, r.laptop, helloV1)
+	c.next()
+	asked := make(chan struct{}, 100)
+	kube.set(func() {
+		kube.broken = evaluationError
+		for _, s := range scopesOf([]string{metav1.NamespaceAll}) {
+			for _, verb := range verbs {
+				kube.denied[verb+" "+s.String()] = true
+			}
+		}
+	})
+	kube.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		asked <- struct{}{}
+		return false, nil, nil
+	})
+	before := r.notices.Load()
+	r.watcher.poked.Raise() // as a watch does that gets 403
+	for range len(verbs) * int(resources) {
+		<-asked
+	}
+	kube.set(func() { clear(kube.denied) })
+	r.watcher.poked.Raise()
+	for range len(verbs) * int(resources) {
+		<-asked
+	}
+	if got := r.notices.Load(); !got.equal(before) {
+		t.Errorf("laptops were told %+v, before %+v", got.state, before.state)
+	}
+	if got := r.verdict(vipOfWeb); got != balancer.Chosen {
+		t.Errorf("a ClusterIP is %v", got)
+	}
 }
 
 // everywhere are the permissions that a manager of some namespaces lacks, and does not use.
