@@ -15,6 +15,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/netstack"
 	"kubevpn/pkg/datapath/tun"
+	"kubevpn/pkg/host/osdns"
 )
 
 const (
@@ -30,6 +31,14 @@ const (
 // proxy's routes and names.
 func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	done := r.status.step("Configuring the network")
+	if !r.cfg.proxied() && !r.cfg.isolated() {
+		// No route contains a nameserver of this machine: the service of the helper would refuse the first state.
+		if i, err := osdns.Inspect(osdns.Options{}, nil); err == nil {
+			r.applied.Upstreams = i.Nameservers
+		} else {
+			r.log.Debug("cannot find the nameservers of this machine; the helper names them later", "err", err)
+		}
+	}
 	p, err := r.firstPlan()
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -55,6 +56,7 @@ type Local struct {
 	closed    bool
 	// links that CreateTUN created: name to index; another program created a link with the same name and another index
 	created map[string]int
+	judged  map[netip.Prefix]bool // addresses and routes that the policy allowed when they were new
 
 	publishing sync.Mutex // guards warnings and sends to changes; locked after mu, and by the Configurator's watcher
 	warnings   []string   // of the routes
@@ -131,6 +133,9 @@ func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 				refused("the link %s: this helper has created no such link, or the link is gone", link.Name)
 		}
 	}
+	if err := l.judge(routes(state)); err != nil {
+		return api.NetworkApplied{}, err
+	}
 	// Queries must go to the resolver only while its addresses are routed: routes begin before names, and end after
 	// them.
 	if state.Resolver == nil {
@@ -152,11 +157,54 @@ func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 	if state.Resolver == nil {
 		return l.applied(osdns.Applied{}), nil
 	}
-	named, err := l.dns.Set(names(state))
+	wanted := names(state)
+	wanted.DomainsOnly = l.cfg.Policy != nil && !l.cfg.Policy.AllQueries
+	named, err := l.dns.Set(wanted)
+	if wanted.DomainsOnly && errors.Is(err, osdns.ErrAllQueries) {
+		return api.NetworkApplied{}, refused("name resolution: %w", err).
+			WithHint("%s", hint(l.cfg.Policy, keyAllQueries, "true"))
+	}
 	if err != nil {
 		return api.NetworkApplied{}, explainNetwork("configure name resolution", err)
 	}
 	return l.applied(named), nil
+}
+
+// judge returns an error if new addresses or routes would capture what this machine uses now, which the policy does not
+// allow: nameservers, next hops, its addresses and networks. Others stay: a machine that joins a network keeps its
+// links. l.mu is held.
+func (l *Local) judge(cfg route.Config) error {
+	if l.cfg.Policy == nil {
+		return nil
+	}
+	judged, more := map[netip.Prefix]bool{}, []netip.Prefix(nil)
+	for _, link := range cfg.Links {
+		for _, p := range slices.Concat(link.Addrs, link.Routes) {
+			if judged[p] = true; !l.judged[p] {
+				more = append(more, p)
+			}
+		}
+	}
+	if len(more) > 0 {
+		used, err := l.dns.Nameservers()
+		if err != nil {
+			return explainNetwork("read the nameservers of this machine", err)
+		}
+		for _, a := range used {
+			if covers(more, a.Addr()) {
+				return refused("the route to %v: this machine asks this nameserver", a.Addr()).
+					WithHint("connect without it: --exclude-cidr %v/%d", a.Addr(), a.Addr().BitLen())
+			}
+		}
+		found, err := route.Overlaps(more, slices.Collect(maps.Keys(l.created)))
+		if err != nil {
+			return explainNetwork("read the routes of this machine", err)
+		} else if len(found) > 0 {
+			return refused("the route %v: %v", found[0].Prefix, found[0])
+		}
+	}
+	l.judged = judged
+	return nil
 }
 
 // MarkedSocket returns an unconnected socket whose DNS queries are not redirected. network is udp4, udp6, tcp4 or tcp6.

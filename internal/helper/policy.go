@@ -23,6 +23,9 @@ type Policy struct {
 	Networks []netip.Prefix `json:"networks,omitempty"`
 	// Domains are domains of the Internet that may be resolved by a cluster, with the names below them.
 	Domains []string `json:"domains,omitempty"`
+	// AllQueries allows the resolver of the user to answer all DNS queries of the machine, as a machine without
+	// systemd-resolved needs.
+	AllQueries bool `json:"allQueries,omitempty"`
 
 	file  string
 	lines map[string]int // of the keys in the file; the first line is 1
@@ -30,8 +33,9 @@ type Policy struct {
 
 // The keys of a policy.
 const (
-	keyNetworks = "networks"
-	keyDomains  = "domains"
+	keyNetworks   = "networks"
+	keyDomains    = "domains"
+	keyAllQueries = "allQueries"
 )
 
 // parsePolicy reads the content of a policy file. Its errors name the file.
@@ -77,13 +81,13 @@ func (p *Policy) check(l api.Link) error {
 	for _, r := range l.Routes {
 		if !space.ContainsPrefix(r) {
 			return refused("the route %v: it is not in private address space, and not in a network that %s allows "+
-				"(link %s)", r, p.file, l.Name).WithHint("%s", hint(p, keyNetworks, p.Networks, r))
+				"(link %s)", r, p.file, l.Name).WithHint("%s", hint(p, keyNetworks, list(p.Networks, r)))
 		}
 	}
 	for _, d := range slices.Concat(l.MatchDomains, l.SearchDomains) {
 		if osdns.PublicDomain(d) && !isReverse(d) && !p.covers(d) {
 			return refused("the domain %q: it can contain names of the Internet, and %s does not allow it (link %s)",
-				d, p.file, l.Name).WithHint("%s", hint(p, keyDomains, p.Domains, d))
+				d, p.file, l.Name).WithHint("%s", hint(p, keyDomains, list(p.Domains, d)))
 		}
 	}
 	return nil
@@ -99,13 +103,18 @@ func (p *Policy) covers(domain string) bool {
 	return slices.ContainsFunc(p.Domains, func(d string) bool { return strings.HasSuffix("."+domain, "."+d) })
 }
 
-// hint names the line of the policy that would allow one more value.
-func hint[T any](p *Policy, key string, allowed []T, more T) string {
+// list is the value of a key that allows one more.
+func list[T any](allowed []T, more T) string {
 	var values []string
 	for _, v := range append(slices.Clone(allowed), more) {
 		values = append(values, fmt.Sprint(v))
 	}
-	line := fmt.Sprintf("%s: [%s]", key, strings.Join(values, ", "))
+	return "[" + strings.Join(values, ", ") + "]"
+}
+
+// hint names the line of the policy that has this value of a key.
+func hint(p *Policy, key, value string) string {
+	line := key + ": " + value
 	if n := p.lines[key]; n > 0 {
 		return fmt.Sprintf("only an administrator can allow it. Change line %d of %s to\n  %s", n, p.file, line)
 	}

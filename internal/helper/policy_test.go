@@ -90,6 +90,7 @@ func TestInvalidPolicyIsAnError(t *testing.T) {
 		"networks: [203.0.113.1/24]\n":  "networks: 203.0.113.1/24: it is not a masked prefix",
 		"networks: [127.0.0.0/8]\n":     "networks: 127.0.0.0/8: it is loopback",
 		"networks: [nonsense]\n":        `error unmarshaling JSON: while decoding JSON: netip.ParsePrefix("nonsense"): no '/'`,
+		"allQueries: 1\n":               "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal number into Go struct field Policy.allQueries of type bool",
 		"domains: [com]\n":              `domains: domain "com" is a public suffix: names below it belong to others`,
 		"domains: [Corp.example.com]\n": `domains: domain "Corp.example.com" has 'C' in the wrong place`,
 		"network: [203.0.113.0/24]\n":   `error unmarshaling JSON: while decoding JSON: json: unknown field "network"`,

@@ -87,7 +87,7 @@ func TestServiceStartsTheHelperWithoutSudo(t *testing.T) {
 	noHelper(t, exe)
 
 	if err := errors.Join(os.MkdirAll(filepath.Dir(service.PolicyFile), 0o755),
-		os.WriteFile(service.PolicyFile, []byte("networks: [2001:db8::/32, 203.0.113.0/24]\n"), 0o644)); err != nil {
+		os.WriteFile(service.PolicyFile, []byte("networks: [2001:db8::/32, 203.0.113.0/24]\nallQueries: true\n"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	x = connect(t, exe, false, "HELPER_SERVICE="+path, "PATH=/nowhere")

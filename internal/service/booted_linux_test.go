@@ -33,6 +33,7 @@ func TestServiceOnBootedSystemd(t *testing.T) {
 	}
 	m.allowed(t, "members of group vpn", map[string]bool{alice: true, bob: true, mallory: false})
 
+	m.queries(t)
 	m.contract(t, alice)
 	m.contract(t, bob)
 	m.unchanged(t, before)
@@ -113,10 +114,12 @@ func (m *machine) resolved(t *testing.T) {
 	m.run(t, root, "systemctl start systemd-resolved")
 	m.run(t, root, "cp /etc/resolv.conf /tmp/resolv.conf")
 	m.run(t, root, "ln -sf /run/systemd/resolve/stub-resolv.conf /etc/resolv.conf")
+	m.run(t, root, "sed -i 12s/true/false/ /etc/kubevpn/helper.yaml") // the resolver gets the link's domains only
 	c := m.start(t, bob, "hold", ofBob...)
 	if got := c.line(); !strings.HasPrefix(got, "up: systemd-resolved, by service, process ") {
 		t.Error(got)
 	}
+	m.run(t, root, "sed -i 12s/false/true/ /etc/kubevpn/helper.yaml")
 	m.instances(t, "stop")
 	if got := c.line(); got != "the helper has ended" {
 		t.Error(got)
@@ -149,6 +152,20 @@ func (m *machine) resolvConf(t *testing.T) {
 		t.Error(got)
 	}
 	m.instances(t, "stop")
+}
+
+// queries shows that a user gets the DNS queries of the machine only if root allows it. It leaves it allowed.
+func (m *machine) queries(t *testing.T) {
+	t.Helper()
+	before := m.network(t)
+	want := "error: the root helper refuses name resolution: all DNS queries of this machine would go to the resolver, because " +
+		"systemd-resolved does not answer them: it does not run; only an administrator can allow it. " +
+		"Change line 12 of /etc/kubevpn/helper.yaml to   allQueries: true"
+	if diff := cmp.Diff(want, m.start(t, alice, "hold", ofAlice...).line()); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	m.unchanged(t, before)
+	m.run(t, root, "sed -i 12s/false/true/ /etc/kubevpn/helper.yaml")
 }
 
 // outsider shows that another user gets no helper, and is told of sudo, and that nobody in a container gets one.

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -92,6 +94,22 @@ func (c *Configurator) Set(cfg Config) (Applied, error) {
 		c.watcher.start(c.watch)
 	}
 	return c.applied, err
+}
+
+// Nameservers returns the nameservers that this machine asks now, upstream servers of systemd-resolved among them. It
+// leaves out the resolvers of the last Set.
+func (c *Configurator) Nameservers() ([]netip.AddrPort, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	content, _, err := c.journal.original()
+	if err != nil {
+		return nil, err
+	}
+	up, err := os.ReadFile(uplinks)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return port53(without(slices.Concat(nameservers(content), nameservers(up)), c.cfg)), nil
 }
 
 // Close restores name resolution as it was before the first Set. The Configurator can be used again.

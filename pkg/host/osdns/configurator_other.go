@@ -4,6 +4,7 @@ package osdns
 
 import (
 	"errors"
+	"net/netip"
 	"runtime"
 )
 
@@ -20,6 +21,9 @@ func (c *Configurator) Set(cfg Config) (Applied, error) {
 	}
 	return Applied{}, errors.New("kubevpn cannot configure the resolver on " + runtime.GOOS)
 }
+
+// Nameservers returns none.
+func (c *Configurator) Nameservers() ([]netip.AddrPort, error) { return nil, nil }
 
 // Close does nothing.
 func (c *Configurator) Close() error { return nil }

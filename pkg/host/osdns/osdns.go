@@ -17,6 +17,7 @@
 package osdns
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -31,7 +32,13 @@ type Config struct {
 	// UDP and TCP. An invalid address means that it does not listen in that family.
 	Listen4, Listen6 netip.AddrPort
 	Links            []Link
+	// DomainsOnly rejects every method by which the resolver would get queries for names outside of the links' domains.
+	// Set then fails with ErrAllQueries, also if links are missing or systemd-resolved ends later.
+	DomainsOnly bool
 }
+
+// ErrAllQueries means that the only methods left would send all DNS queries of this machine to the resolver.
+var ErrAllQueries = errors.New("all DNS queries of this machine would go to the resolver")
 
 // Link is a tunnel's link. It must be up, with its addresses and routes.
 type Link struct {
@@ -92,8 +99,8 @@ func (c Config) validate() error {
 }
 
 // CheckDomain returns an error if d must not be a match or search domain: if it is not a DNS name in lower case without
-// dots at its ends, or if it is a public suffix (com, dev, co.uk). A namespace may have the name of a public suffix,
-// and must not capture the names below it.
+// dots at its ends, or if it is a public suffix (com, dev, co.uk) or contains only public suffixes (kawasaki.jp). A
+// namespace may have the name of a public suffix, and must not capture the names below it.
 func CheckDomain(d string) error {
 	if d == "" || len(d) > 253 {
 		return fmt.Errorf("domain %q has %d bytes, not 1 to 253", d, len(d))
@@ -109,8 +116,10 @@ func CheckDomain(d string) error {
 			}
 		}
 	}
-	if suffix, icann := publicsuffix.PublicSuffix(d); icann && suffix == d {
-		return fmt.Errorf("domain %q is a public suffix: names below it belong to others", d)
+	for _, name := range []string{d, "x." + d} { // some suffixes only have a rule for everything below them
+		if suffix, icann := publicsuffix.PublicSuffix(name); icann && suffix == name {
+			return fmt.Errorf("domain %q is a public suffix: names below it belong to others", d)
+		}
 	}
 	return nil
 }

@@ -1,6 +1,8 @@
 package osdns
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,7 +41,8 @@ type decision struct {
 
 // plan chooses the mode. Its error says why none fits.
 //
-//	resolv.conf names only resolved's stub, resolved answers ──────▶ systemd-resolved
+//	resolv.conf names only resolved's stub, resolved answers ──────▶ systemd-resolved; without a link's resolver: none
+//	the Config is for the links' domains only ─────────────────────▶ systemd-resolved as in the fourth line, or none
 //	an owner table works, and the listener's family fits ──────────▶ nftables
 //	resolv.conf is resolved's list of uplinks, resolved answers ───▶ systemd-resolved, with a warning
 //	the resolver listens on port 53, as resolv.conf requires ──────▶ resolv.conf
@@ -52,8 +55,16 @@ func plan(e env) (decision, error) {
 	if stub && byResolved {
 		return decision{Mode: ModeResolved, PerLink: true, Upstreams: port53(without(e.ResolvedUplinks, e.Config))}, nil
 	}
+	if stub && e.Resolved == nil {
+		return decision{}, errors.New("systemd-resolved answers this machine's queries, and no link has a resolver for it")
+	}
+	bypassed := byResolved && strings.HasPrefix(e.ResolvConfPath, "/run/systemd/resolve/")
 	d := decision{PerLink: byResolved}
-	if stub && perLink {
+	if e.Config.DomainsOnly && !bypassed {
+		return decision{}, fmt.Errorf("%w, because systemd-resolved does not answer them: %w", ErrAllQueries,
+			cmp.Or(e.Resolved, fmt.Errorf("%s does not lead to it", e.ResolvConfPath)))
+	}
+	if stub {
 		d.warn("resolv.conf points to systemd-resolved, which cannot be used: %v", e.Resolved)
 	}
 	local := len(servers) == 0
@@ -62,6 +73,9 @@ func plan(e env) (decision, error) {
 		servers = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	}
 	d.Upstreams = port53(servers)
+	if e.Config.DomainsOnly {
+		return d.bypass(), nil
+	}
 	if e.NFTables == nil {
 		if local && e.Config.Listen6.IsValid() {
 			servers = append(servers, netip.IPv6Loopback()) // Go's resolver tries this one as well
@@ -73,11 +87,8 @@ func plan(e env) (decision, error) {
 	} else {
 		d.warn("nftables cannot redirect DNS: %v", e.NFTables)
 	}
-	if byResolved && strings.HasPrefix(e.ResolvConfPath, "/run/systemd/resolve/") {
-		d.Mode = ModeResolved
-		d.warn("resolv.conf bypasses systemd-resolved: programs that read it themselves do not find cluster names; " +
-			"link it to /run/systemd/resolve/stub-resolv.conf")
-		return d, nil
+	if bypassed {
+		return d.bypass(), nil
 	}
 	if d.Nameservers = fileNameservers(e.Config); len(d.Nameservers) > 0 {
 		d.Mode = ModeFile
@@ -86,6 +97,14 @@ func plan(e env) (decision, error) {
 	}
 	return decision{}, fmt.Errorf("cannot put the resolver into the path of DNS queries: %s",
 		strings.Join(d.Warnings, "; "))
+}
+
+// bypass returns the decision for a resolv.conf that is resolved's list of uplinks.
+func (d decision) bypass() decision {
+	d.Mode = ModeResolved
+	d.warn("resolv.conf bypasses systemd-resolved: programs that read it themselves do not find cluster names; " +
+		"link it to /run/systemd/resolve/stub-resolv.conf")
+	return d
 }
 
 // redirect chooses the nameservers whose queries the table redirects.

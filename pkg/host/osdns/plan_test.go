@@ -43,8 +43,53 @@ func TestPlanChoosesTheMethod(t *testing.T) {
 		},
 		{
 			name: "stub_but_no_address_in_the_tunnel",
-			env:  env{ResolvConf: []byte("nameserver 127.0.0.53\n"), Config: Config{Listen4: listen4}},
-			want: decision{Mode: ModeNFTables, Upstreams: ports("127.0.0.53"), Redirect: addrs("127.0.0.53")},
+			env:  env{ResolvConf: []byte("nameserver 127.0.0.53\n"), Config: Config{Listen4: listen4, Listen6: listen6}},
+			err:  "systemd-resolved answers this machine's queries, and no link has a resolver for it",
+		},
+		{
+			name: "domains_only_stub_and_resolved",
+			env: env{
+				ResolvConf: []byte("nameserver 127.0.0.53\n"), ResolvedUplinks: addrs("192.0.2.1"),
+				Config: Config{Listen4: listen4, Links: []Link{link}, DomainsOnly: true},
+			},
+			want: decision{Mode: ModeResolved, Upstreams: ports("192.0.2.1"), PerLink: true},
+		},
+		{
+			name: "domains_only_stub_without_resolved",
+			env: env{
+				ResolvConf: []byte("nameserver 127.0.0.53\n"), Resolved: noBus,
+				Config: Config{Listen4: listen4, Links: []Link{link}, DomainsOnly: true},
+			},
+			err: "all DNS queries of this machine would go to the resolver, because systemd-resolved does not answer them: it does not run",
+		},
+		{
+			name: "domains_only_resolved_is_not_asked",
+			env: env{
+				ResolvConf: []byte("nameserver 192.0.2.1\nnameserver 2001:db8::1\n"), ResolvConfPath: "/etc/resolv.conf",
+				Config: Config{Listen4: listen4, Listen6: listen6, Links: []Link{link}, DomainsOnly: true},
+			},
+			err: "all DNS queries of this machine would go to the resolver, because systemd-resolved does not answer them: /etc/resolv.conf does not lead to it",
+		},
+		{
+			name: "domains_only_no_link_and_no_nftables",
+			env: env{
+				ResolvConf: []byte("nameserver 192.0.2.1\n"), Resolved: noBus, NFTables: noTable,
+				Config: Config{Listen6: netip.MustParseAddrPort("[::1]:53"), DomainsOnly: true},
+			},
+			err: "all DNS queries of this machine would go to the resolver, because systemd-resolved does not answer them: it does not run",
+		},
+		{
+			name: "domains_only_resolved_bypassed",
+			env: env{
+				ResolvConf: []byte("nameserver 192.0.2.1\n"), ResolvConfPath: "/run/systemd/resolve/resolv.conf",
+				Config: Config{Listen4: listen4, Links: []Link{link}, DomainsOnly: true},
+			},
+			want: decision{
+				Mode: ModeResolved, Upstreams: ports("192.0.2.1"), PerLink: true,
+				Warnings: []string{
+					"resolv.conf bypasses systemd-resolved: programs that read it themselves do not find cluster names; link it to /run/systemd/resolve/stub-resolv.conf",
+				},
+			},
 		},
 		{
 			name: "resolved_runs_but_is_not_asked",
@@ -165,6 +210,9 @@ func TestPlanChoosesTheMethod(t *testing.T) {
 			if msg := errorText(err); msg != tt.err {
 				t.Fatalf("error %q, want %q", msg, tt.err)
 			}
+			if err != nil && errors.Is(err, ErrAllQueries) != tt.env.Config.DomainsOnly {
+				t.Errorf("error %v: the kind is wrong", err)
+			}
 			if diff := cmp.Diff(tt.want, got, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
@@ -192,6 +240,8 @@ func TestValidateRejectsInvalidConfigs(t *testing.T) {
 		{"families_swapped", Config{Listen6: netip.MustParseAddrPort("127.0.0.1:53")}, "resolver address 127.0.0.1:53 is not a port on IPv6 loopback"},
 		{"mapped", Config{Listen6: netip.MustParseAddrPort("[::ffff:127.0.0.1]:53")}, "resolver address [::ffff:127.0.0.1]:53 is not a port on IPv6 loopback"},
 		{"domain", Config{Links: []Link{{Name: "kubevpn0", MatchDomains: []string{"com"}}}}, `link kubevpn0: domain "com" is a public suffix: names below it belong to others`},
+		{"wildcard_suffix", Config{Links: []Link{{Name: "kubevpn0", SearchDomains: []string{"kawasaki.jp"}}}}, `link kubevpn0: domain "kawasaki.jp" is a public suffix: names below it belong to others`},
+		{"wildcard_top_level", Config{Links: []Link{{Name: "kubevpn0", MatchDomains: []string{"ck"}}}}, `link kubevpn0: domain "ck" is a public suffix: names below it belong to others`},
 		{"no_name", Config{Links: []Link{{}}}, "a link has no name"},
 	}
 	for _, tt := range tests {

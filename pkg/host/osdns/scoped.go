@@ -151,6 +151,13 @@ func (c *scoped) upstreams() ([]netip.AddrPort, error) {
 	}), nil
 }
 
+// Nameservers returns the nameservers of the machine, without those of the last Set.
+func (c *scoped) Nameservers() ([]netip.AddrPort, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.upstreams()
+}
+
 // flush empties the caches, in which names of the cluster may be missing. Names resolve without it, but later.
 func (c *scoped) flush() {
 	for _, command := range c.flushes {
