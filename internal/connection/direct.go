@@ -19,7 +19,6 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/podconn"
-	"kubevpn/pkg/datapath/routable"
 )
 
 // The transport direct dials the manager's proxy port without the API server, at the addresses that the manager names:
@@ -56,7 +55,7 @@ type direct struct {
 
 func newDirect(s *shared) *direct {
 	return &direct{
-		shared: s, refuse: refuseDirect, source: sourceFor,
+		shared: s, refuse: refuseOutside, source: sourceFor,
 		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		},
@@ -81,27 +80,6 @@ func parseDirect(text string) (host string, addr netip.AddrPort, err error) {
 		return "", netip.AddrPort{}, fmt.Errorf("%q has neither an address nor a DNS name", text)
 	}
 	return host, netip.AddrPortFrom(netip.Addr{}, uint16(port)), nil
-}
-
-// refuseDirect returns why the laptop does not dial an address that the manager names, or "".
-func refuseDirect(to netip.AddrPort) string {
-	a := to.Addr()
-	if a.Zone() != "" {
-		return "it has a zone"
-	}
-	if why := routable.Refuse(netip.PrefixFrom(a, a.BitLen())); why != "" {
-		return why
-	}
-	own, err := net.InterfaceAddrs()
-	if err != nil {
-		return "this machine's addresses are unknown: " + err.Error()
-	}
-	for _, o := range own {
-		if p, err := netip.ParsePrefix(o.String()); err == nil && p.Addr().Unmap() == a {
-			return "it is this machine's own"
-		}
-	}
-	return ""
 }
 
 // sourceFor returns the address from which this machine sends to another one. It connects a UDP socket, which sends

@@ -278,20 +278,21 @@ func TestCandidatesAreBoundedAndChecked(t *testing.T) {
 	}
 }
 
-func TestRefuseDirect(t *testing.T) {
+func TestRefuseOutside(t *testing.T) {
 	for text, refused := range map[string]bool{
 		"10.1.2.3:10802": false, "203.0.113.7:443": false, "[2001:db8::1]:30000": false, "[fd00::1]:1": false,
 		"127.0.0.1:80": true, "127.9.9.9:80": true, "[::1]:80": true, "0.0.0.0:80": true, "[::]:80": true, "0.1.2.3:80": true,
 		"169.254.169.254:80": true, "[fe80::1]:80": true, "[fe80::1%lo]:80": true, "[2001:db8::1%lo]:80": true,
 		"224.0.0.1:80": true, "[ff02::1]:80": true, "255.255.255.255:80": true,
 		"[::ffff:127.0.0.1]:80": true, "[::ffff:169.254.169.254]:80": true, "[64:ff9b::7f00:1]:80": true,
+		"[64:ff9b::a9fe:a9fe]:80": true, "[64:ff9b::808:808]:80": false, "[::ffff:0.0.0.0]:80": true,
 	} {
 		_, addr, err := parseDirect(text)
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
-		if why := refuseDirect(addr); (why != "") != refused {
+		if why := refuseOutside(addr); (why != "") != refused {
 			t.Errorf("%s: %q", text, why)
 		}
 	}
@@ -304,7 +305,7 @@ func TestRefuseDirect(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if refuseDirect(netip.AddrPortFrom(p.Addr().Unmap(), 80)) == "" {
+		if refuseOutside(netip.AddrPortFrom(p.Addr().Unmap(), 80)) == "" {
 			t.Errorf("the laptop dials its own address %v", p.Addr())
 		}
 	}

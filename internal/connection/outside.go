@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/ipv6"
 
 	"kubevpn/pkg/datapath/netstack"
+	"kubevpn/pkg/datapath/routable"
 )
 
 // outside dials addresses outside of the cluster, as any program of this machine does.
@@ -21,16 +22,44 @@ type outside struct{}
 
 var _ netstack.Dialer = outside{}
 
+// nat64 returns the addresses by which a network with IPv6 only reaches the IPv4 address in the last 4 bytes (RFC 6052).
+func nat64() netip.Prefix { return netip.MustParsePrefix("64:ff9b::/96") }
+
+// refuseOutside returns why an address is not outside of this machine, or "": it is special, such as a loopback or
+// link-local one, where clouds have the credentials of a machine, or it belongs to an interface.
+func refuseOutside(to netip.AddrPort) string {
+	a := to.Addr().Unmap()
+	if a.Zone() != "" {
+		return "it has a zone"
+	}
+	if nat64().Contains(a) {
+		b := a.As16()
+		a = netip.AddrFrom4([4]byte(b[12:]))
+	}
+	if why := routable.Refuse(netip.PrefixFrom(a, a.BitLen())); why != "" {
+		return why
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return "this machine's addresses are unknown: " + err.Error()
+	}
+	for _, o := range own {
+		if p, err := netip.ParsePrefix(o.String()); err == nil && p.Addr().Unmap() == a {
+			return "it is this machine's own"
+		}
+	}
+	return ""
+}
+
 // DialOutside connects to an address outside of the cluster, for a program that reaches the cluster through a proxy. It
-// rejects addresses that stand for the host itself, as a device does.
+// rejects addresses of the host itself, as a device does.
 func DialOutside(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 	return outside{}.dial(ctx, network, to)
 }
 
-// dial rejects addresses that stand for the host itself: the program means its namespace, and dial would reach this
-// machine.
+// dial rejects addresses of the host itself: the program means its namespace, and dial would reach this machine.
 func (outside) dial(ctx context.Context, network string, dst netip.AddrPort) (net.Conn, error) {
-	if a := dst.Addr(); a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() {
+	if refuseOutside(dst) != "" {
 		return nil, &net.OpError{Op: "dial", Net: network, Addr: net.TCPAddrFromAddrPort(dst),
 			Err: syscall.EHOSTUNREACH}
 	}

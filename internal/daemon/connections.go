@@ -75,6 +75,7 @@ func (cs *connections) isolated() bool { return cs.dial != nil || cs.proxy != ni
 func (cs *connections) resolverConfig() dns.Config {
 	cfg := dns.Config{Observer: &cs.queries}
 	if cs.proxy != nil {
+		cfg.Routed = cs.proxy.routed
 		cfg.Outside = dns.System{} // the proxy changes no resolver, so nothing has told it the nameservers
 	}
 	return cfg

@@ -44,6 +44,9 @@ func (c *reached) Dial(ctx context.Context, network string, addr netip.AddrPort)
 func (c *reached) ServeDNS(_ context.Context, q *mdns.Msg) (*mdns.Msg, error) {
 	reply := new(mdns.Msg).SetReply(q)
 	switch asked := q.Question[0]; {
+	case asked.Qtype == mdns.TypeA && strings.EqualFold(asked.Name, "rebound.default.svc.cluster.local."):
+		header := mdns.RR_Header{Name: asked.Name, Rrtype: mdns.TypeA, Class: mdns.ClassINET, Ttl: 5}
+		reply.Answer = []mdns.RR{&mdns.A{Hdr: header, A: net.IP{192, 168, 1, 7}}} // a host of the laptop's LAN
 	case !strings.EqualFold(asked.Name, "web.default.svc.cluster.local."):
 		reply.Rcode = mdns.RcodeNameError
 	case asked.Qtype == mdns.TypeA:
@@ -124,6 +127,7 @@ func TestSOCKSReachesTheClusterByNameAndAddress(t *testing.T) {
 		{"10.96.0.80", "10.96.0.80", "10.96.0.80"},
 		{"10.96.0.81", "dialled 10.96.0.81:80 inside", "(1)"},
 		{"gone.default.svc", "lookup gone.default.svc: no such host", "(4)"},
+		{"rebound.default.svc", "the cluster answers with 192.168.1.7, which is not routed to it", "(4)"},
 		// The program means its own machine, and the proxy is not there to reach that.
 		{"localhost", "no route to host", "(4)"},
 		{"127.0.0.1", "no route to host", "(4)"},

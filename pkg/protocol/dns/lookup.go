@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -12,7 +13,8 @@ import (
 )
 
 // Lookup returns the addresses of a name for this process, those of IPv4 first. It applies no search list. Errors are
-// *net.DNSError.
+// *net.DNSError. It drops addresses that a name of a cluster must not have (Config.Routed): a user of the cluster could
+// give a name the address of a host in this machine's network (DNS rebinding).
 func (r *Resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error) {
 	types := []uint16{dns.TypeA, dns.TypeAAAA}
 	replies := make([]*dns.Msg, len(types))
@@ -24,12 +26,28 @@ func (r *Resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error
 		})
 	}
 	failed := g.Wait()
-	var addrs []netip.Addr
+	var addrs, left []netip.Addr
 	for _, reply := range replies {
-		addrs = append(addrs, addresses(reply)...)
+		if reply == nil {
+			continue
+		}
+		for _, rr := range reply.Answer {
+			a, ok := Address(rr)
+			switch {
+			case !ok:
+			case r.routed != nil && !r.routed(a) && r.ofCluster(rr.Header().Name):
+				left = append(left, a)
+			default:
+				addrs = append(addrs, a)
+			}
+		}
 	}
 	if len(addrs) > 0 {
 		return addrs, nil
+	}
+	if len(left) > 0 {
+		return nil, &net.DNSError{Err: fmt.Sprintf("the cluster answers with %v, which is not routed to it; see "+
+			"--extra-cidr", left[0]), Name: name}
 	}
 	if failed != nil {
 		return nil, &net.DNSError{Err: failed.Error(), Name: name, IsTimeout: isGivenUp(failed)}
@@ -44,17 +62,10 @@ func (r *Resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error
 // failure reports whether the nameserver could not tell.
 func failure(m *dns.Msg) bool { return m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError }
 
-// addresses returns the addresses in a reply, which may be nil.
-func addresses(m *dns.Msg) (addrs []netip.Addr) {
-	if m == nil {
-		return nil
-	}
-	for _, rr := range m.Answer {
-		if a, ok := Address(rr); ok {
-			addrs = append(addrs, a)
-		}
-	}
-	return addrs
+// ofCluster reports whether a cluster answers for a name.
+func (r *Resolver) ofCluster(name string) bool {
+	key, err := keyOf(name)
+	return err == nil && !r.zones().route(question{key: key, qtype: dns.TypeA, qclass: dns.ClassINET}).isOutside()
 }
 
 // Address returns the address in a record, if it is an A or AAAA record.

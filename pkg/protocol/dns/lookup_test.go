@@ -3,9 +3,11 @@ package dns_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	mdns "github.com/miekg/dns"
@@ -66,6 +68,33 @@ func TestLookupAsksWhereANameBelongs(t *testing.T) {
 		var missing *net.DNSError
 		if !slices.Equal(text, want) || (len(want) == 0) != (errors.As(err, &missing) && missing.IsNotFound) {
 			t.Errorf("%s: %v, %v; want %v", name, text, err, want)
+		}
+	}
+}
+
+// Whoever may write an EndpointSlice can give a name of the cluster any address.
+func TestLookupDropsAddressesThatTheClusterDoesNotRoute(t *testing.T) {
+	index := new(dns.Index)
+	index.Apply(true, map[string][]string{"default": {"web", "evil", "both"}, "corp": {"git"}}, nil)
+	r := dns.New(dns.Config{
+		Outside: records{"www.example.com.": {"192.168.1.7"}},
+		Routed:  func(a netip.Addr) bool { return netip.MustParsePrefix("10.96.0.0/12").Contains(a) },
+	})
+	err := r.SetZones([]dns.Zone{{Domain: "cluster.local", Services: index, Cluster: records{
+		"web.default.svc.cluster.local.": {"10.96.0.80"}, "evil.default.svc.cluster.local.": {"192.168.1.7", "2001:db8::7"},
+		"both.default.svc.cluster.local.": {"192.168.1.7", "10.96.0.81"}, "git.corp.svc.cluster.local.": {"192.168.1.7"},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"web": "[10.96.0.80]", "both": "[10.96.0.81]", "both.default": "[10.96.0.81]",
+		"evil": "[]", "evil.default.svc": "[]", "evil.default.svc.cluster.local": "[]", "git.corp": "[]",
+		"www.example.com": "[192.168.1.7]", // as without the proxy
+	} {
+		got, err := r.Lookup(t.Context(), name)
+		if fmt.Sprint(got) != want || (len(got) == 0) != (err != nil && strings.Contains(err.Error(), "192.168.1.7, which is not routed")) {
+			t.Errorf("%s: %v, %v; want %v", name, got, err, want)
 		}
 	}
 }

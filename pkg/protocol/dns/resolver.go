@@ -37,7 +37,9 @@ type Config struct {
 	Dial DialFunc
 	// Outside, if not nil, replaces Upstreams for queries of this process (ServeDNS), and for aliases that leave a
 	// cluster.
-	Outside  Handler
+	Outside Handler
+	// Routed limits what Lookup accepts from clusters: it drops addresses of their names that are not routed. Nil: all.
+	Routed   func(netip.Addr) bool
 	Observer Observer     // of queries from the network; nil: none
 	Logger   *slog.Logger // nil: slog.Default
 }
@@ -49,6 +51,7 @@ type Resolver struct {
 	log      *slog.Logger
 	upstream *Nameservers
 	outside  Handler // Config.Outside, else upstream
+	routed   func(netip.Addr) bool
 	current  atomic.Pointer[zones]
 	flights  flights
 	observer Observer
@@ -66,7 +69,7 @@ var (
 func New(c Config) *Resolver {
 	r := &Resolver{
 		timeout: queryTimeout, inFlight: maxInFlight,
-		log: cmp.Or(c.Logger, slog.Default()), observer: c.Observer,
+		log: cmp.Or(c.Logger, slog.Default()), observer: c.Observer, routed: c.Routed,
 	}
 	r.upstream = NewNameservers(NameserversConfig{Name: "upstream", Addrs: c.Upstreams, Dial: c.Dial, Logger: r.log})
 	if r.outside = c.Outside; r.outside == nil {
