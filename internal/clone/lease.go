@@ -27,6 +27,7 @@ type keeper struct {
 	live    *batchv1.Job  // nil: the clone must create it again
 	age     *age          // of live
 	renewed time.Duration // age at the last renewal
+	denied  *age          // since the API server has denied every request; nil: the last one was permitted
 	checks  int           // how many are left after a pod of the Job has ended, and perhaps the Job
 }
 
@@ -79,7 +80,7 @@ func (k *keeper) recreate(ctx context.Context) (wait time.Duration, err error) {
 	case err == nil:
 		k.live, k.age, k.renewed, k.checks = live, newAge(), 0, 0
 		return k.renewEvery, nil
-	case lasting(err):
+	case k.denies(err), lasting(err):
 		return 0, err
 	}
 	k.log.Warn("cannot create the clone again", "err", err)
@@ -96,6 +97,7 @@ func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
 	now := k.age.now()
 	state, err := k.renew(ctx, k.live, now+lease)
 	since := now - k.renewed
+	denied := k.denies(err)
 	switch {
 	case err == nil && state == jobLives:
 		k.renewed = now
@@ -103,7 +105,7 @@ func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
 		return wait, nil
 	case k.isDone(): // it may have ended meanwhile
 		return wait, nil
-	case apierrors.IsForbidden(err):
+	case denied:
 		return 0, err
 	case err != nil:
 		k.log.Warn("cannot renew the lease of the clone", "err", err)
@@ -121,6 +123,19 @@ func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
 	})
 	k.live = nil
 	return 0, nil
+}
+
+// denies reports whether the API server has denied requests for as long as a lease. An API server that restarts also
+// denies them, until it knows all roles.
+func (k *keeper) denies(err error) bool {
+	if !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
+		k.denied = nil
+		return false
+	}
+	if k.denied == nil {
+		k.denied = newAge()
+	}
+	return k.denied.now() >= lease
 }
 
 // jobState is the state of a Job.
@@ -165,11 +180,10 @@ func (c *Clone) setRenewalError(err error) {
 	}
 }
 
-// lasting reports whether a retry would fail the same way: an error of this package, or one about permissions.
+// lasting reports whether a retry would fail the same way: an error of this package, or one about the request.
 func lasting(err error) bool {
 	said := (*api.Error)(nil)
-	return errors.As(err, &said) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) ||
-		apierrors.IsInvalid(err) || apierrors.IsNotFound(err)
+	return errors.As(err, &said) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err)
 }
 
 func (c *Clone) isDone() bool {

@@ -65,6 +65,38 @@ func TestFailedRenewalIsInStatus(t *testing.T) {
 	})
 }
 
+// An API server that restarts knows the roles of users, or their tokens, only after some time.
+func TestCloneOutlivesDenialsOfARestartingAPIServer(t *testing.T) {
+	for name, denial := range map[string]error{
+		"forbidden": apierrors.NewForbidden(batchv1.Resource("jobs"), "web-ann", nil), "unauthorized": apierrors.NewUnauthorized("who?"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				var denies atomic.Bool
+				w.fail("patch", "jobs", func() error {
+					if denies.Load() {
+						return denial
+					}
+					return nil
+				})
+				r := w.run(t, api.CloneSpec{})
+				r.have(pod("a", corev1.PodRunning))
+				<-r.Begun()
+				for range 3 { // each time shorter than the lease
+					denies.Store(true)
+					time.Sleep(lease * 3 / 4)
+					denies.Store(false)
+					time.Sleep(lease)
+					synctest.Wait()
+					r.has(api.CloneRunning, "")
+				}
+				r.end()
+			})
+		})
+	}
+}
+
 func TestForbiddenRenewalEndsClone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
