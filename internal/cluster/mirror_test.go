@@ -5,11 +5,14 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/testenv"
@@ -59,4 +62,40 @@ func TestFollowFailsWithoutTheRight(t *testing.T) {
 	if !apierrors.IsForbidden(err) {
 		t.Fatal(err)
 	}
+}
+
+func TestMirrorRetriesLessAndLessOften(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// The fake clock begins in 2000. k8s.io/apimachinery delays errors that are older than its first, of the real clock.
+		time.Sleep(100 * 365 * 24 * time.Hour)
+		lists := 0 // failed ones
+		down := true
+		kube := fakeCluster(nil, "", service("web", "10.96.0.1"))
+		kube.PrependReactor("list", "services", func(k8stesting.Action) (bool, runtime.Object, error) {
+			if down {
+				lists++
+			}
+			return down, nil, errors.New("connection refused")
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		m := NewMirror(kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services("ns"))
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			m.Run(ctx)
+		}()
+		time.Sleep(time.Minute) // of a fake clock
+		synctest.Wait()
+		if lists < 3 || lists > 8 {
+			t.Errorf("%d lists in a minute, want 3 to 8", lists)
+		}
+		down = false
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !m.Listed() {
+			t.Error("it has not listed the objects after the API server came back")
+		}
+		cancel()
+		<-done
+	})
 }
