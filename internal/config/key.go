@@ -27,9 +27,11 @@ func (p Paths) ClientKey() (*ecdsa.PrivateKey, error) {
 	path := p.KeyFile()
 	key, err := readKey(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = createKey(path); err == nil {
-			key, err = readKey(path)
+		if err := createKey(path); err != nil { // removing files does not help, and could lose a key
+			return nil, api.Errorf(api.ExitDaemon, "cannot store the key of this user: %w", err).
+				WithHint("it belongs into %s", path)
 		}
+		key, err = readKey(path)
 	}
 	if err != nil {
 		return nil, api.Errorf(api.ExitDaemon, "cannot use the key of this user: %w", err).

@@ -30,6 +30,9 @@ func (p Paths) LoadTrust() (map[string]Trusted, error) {
 		return nil, api.Errorf(api.ExitUsage, "cannot read the trusted clusters: %w", err).
 			WithHint("the file is %s; remove it, and kubevpn asks you again", p.TrustFile())
 	}
+	if all == nil { // the file contains null
+		all = map[string]Trusted{}
+	}
 	return all, nil
 }
 

@@ -40,3 +40,16 @@ func TestTrustFileIsPrivate(t *testing.T) {
 		t.Error("a broken file was written over")
 	}
 }
+
+func TestTrustFileWithNullIsEmpty(t *testing.T) {
+	p := Paths{StateDir: t.TempDir()}
+	if err := os.WriteFile(p.TrustFile(), []byte("null\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.SaveTrust(func(all map[string]Trusted) { all["id"] = Trusted{Cluster: "east"} }); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := p.LoadTrust(); err != nil || all["id"].Cluster != "east" {
+		t.Errorf("%v, %v", all, err)
+	}
+}

@@ -147,7 +147,7 @@ func Recover(opt Options) (did string, err error) {
 	}
 	defer j.release()
 	switch err := j.undo(); {
-	case errors.Is(err, errForeign):
+	case left(err):
 		return err.Error(), nil
 	case err != nil:
 		return "", err

@@ -1,7 +1,6 @@
 package osdns
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -119,7 +118,7 @@ func (c *Configurator) closeLinks() error {
 // closeJournal restores resolv.conf.
 func (c *Configurator) closeJournal() error {
 	err := c.journal.close()
-	if errors.Is(err, errForeign) {
+	if left(err) {
 		c.opt.Logger.Warn("resolv.conf", "error", err)
 		err = nil
 	}

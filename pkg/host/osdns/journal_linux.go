@@ -36,6 +36,12 @@ type journal struct {
 // errBusy means that another running kubevpn process has edited the file.
 var errBusy = errors.New("another kubevpn process has edited it")
 
+// errDamaged means that the journal is unreadable. undo has set it aside, and left the file as it is.
+var errDamaged = errors.New("it is damaged and no longer used: look at resolv.conf")
+
+// left reports whether undo left the file as it is, for good.
+func left(err error) bool { return errors.Is(err, errForeign) || errors.Is(err, errDamaged) }
+
 // errForeign means that another program has written the file meanwhile. The journal leaves it as it is.
 var errForeign = errors.New("another program has changed it meanwhile: leaving its version")
 
@@ -59,7 +65,7 @@ func (j *journal) take() error {
 	if err := j.acquire(); err != nil {
 		return err
 	}
-	if err := j.undo(); err != nil && !errors.Is(err, errForeign) {
+	if err := j.undo(); err != nil && !left(err) {
 		j.release()
 		return err
 	}
@@ -130,7 +136,7 @@ func (j *journal) edit(ours []byte) error {
 		return err
 	}
 	if j.last != nil {
-		if err := j.undo(); err != nil && !errors.Is(err, errForeign) {
+		if err := j.undo(); err != nil && !left(err) {
 			return err
 		}
 	}
@@ -162,7 +168,7 @@ func (j *journal) close() error {
 		return nil
 	}
 	err := j.undo()
-	if err == nil || errors.Is(err, errForeign) {
+	if err == nil || left(err) {
 		j.release()
 	}
 	return err
@@ -311,7 +317,8 @@ func (j *journal) write(e *entry) error {
 	return syncDir(j.dir)
 }
 
-// read returns the journal's entry; nil if there is none.
+// read returns the journal's entry; nil if there is none. It sets a damaged journal aside, which would otherwise keep
+// the helpers of all users from starting.
 func (j *journal) read() (*entry, error) {
 	b, err := os.ReadFile(j.file())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -321,13 +328,14 @@ func (j *journal) read() (*entry, error) {
 		return nil, err
 	}
 	e := &entry{}
-	if err := json.Unmarshal(b, e); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", j.file(), err)
+	if err := json.Unmarshal(b, e); err == nil && e.Path == j.path {
+		return e, nil
 	}
-	if e.Path != j.path {
-		return nil, fmt.Errorf("%s is for %s, not %s", j.file(), e.Path, j.path)
+	aside := j.file() + ".damaged"
+	if err := os.Rename(j.file(), aside); err != nil {
+		return nil, err
 	}
-	return e, nil
+	return nil, fmt.Errorf("journal %s: %w", aside, errDamaged)
 }
 
 func writeSync(path string, content []byte, prepare func(*os.File) error) (err error) {

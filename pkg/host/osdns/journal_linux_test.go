@@ -324,3 +324,44 @@ func FuzzJournalFile(f *testing.F) {
 		}
 	})
 }
+
+// A journal that nobody can read must not keep all helpers from starting.
+func TestRecoverSetsADamagedJournalAside(t *testing.T) {
+	for name, content := range map[string]string{
+		"empty": "", "cut": "{", "null": "null", "of another file": `{"path":"/etc/passwd","missing":true,"ours":""}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			opt := testOptions(t, "nameserver 192.0.2.1\n")
+			if err := os.Mkdir(opt.StateDir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(opt.StateDir, "resolv.conf.json")
+			write(t, file, content, 0o600)
+			before, err := snapshot(opt.ResolvConf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			did, err := Recover(opt)
+			if want := "journal " + file + ".damaged: it is damaged and no longer used"; err != nil || !strings.HasPrefix(did, want) {
+				t.Errorf("got %q, %v; want %s", did, err, want)
+			}
+			if now, err := snapshot(opt.ResolvConf); err != nil || !now.same(before) {
+				t.Errorf("the file has changed: %v", err)
+			}
+			if aside, err := os.ReadFile(file + ".damaged"); err != nil || string(aside) != content {
+				t.Errorf("set aside: %q, %v", aside, err)
+			}
+			if did, err := Recover(opt); did != "" || err != nil {
+				t.Errorf("the second time: %q, %v", did, err)
+			}
+			write(t, file, content, 0o600) // an edit does not need Recover first
+			j := &journal{path: opt.ResolvConf, dir: opt.StateDir}
+			if err := j.edit([]byte("nameserver 192.0.2.2\n")); err != nil {
+				t.Fatal(err)
+			}
+			if err := j.close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
