@@ -20,6 +20,7 @@ type installOptions struct {
 	upgrade  bool
 	dryRun   bool
 	expose   string
+	ranges   []string
 }
 
 func newInstall(a *app) *cobra.Command {
@@ -52,6 +53,8 @@ func newInstall(a *app) *cobra.Command {
 		"create a Service for the transport direct: "+strings.Join(install.Exposures(), ", ")+
 			" (none removes it; default: change nothing)")
 	complete(cmd, "expose", install.Exposures()...)
+	cmd.Flags().StringSliceVar(&o.ranges, "expose-source-ranges", nil,
+		"networks of the laptops that may use the load balancer of --expose")
 	return cmd
 }
 
@@ -64,7 +67,11 @@ func (o *installOptions) run(ctx context.Context) error {
 	defer p.stop()
 	opts := install.Options{
 		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: p.show,
-		Expose: o.expose,
+		Expose: o.expose, ExposeRanges: o.ranges,
+	}
+	if o.expose == install.ExposeLoadBalancer && len(o.ranges) == 0 && !cfg.Yes {
+		return api.Errorf(api.ExitUsage, "--expose %s needs --expose-source-ranges: without it, most clouds let the "+
+			"whole Internet connect", o.expose).WithHint("name the networks of your laptops, or allow all with --yes")
 	}
 	if o.dryRun {
 		text, err := install.Manifest(opts)

@@ -3,6 +3,7 @@ package install
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,9 +45,11 @@ func directObjects(o Options) []runtime.Object {
 		TypeMeta:   typeMeta("v1", "Service"),
 		ObjectMeta: meta(o.namespace(), directName),
 		Spec: corev1.ServiceSpec{
-			Type:           kind,
-			Selector:       selectorLabels(),
-			IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack),
+			Type:     kind,
+			Selector: selectorLabels(),
+
+			LoadBalancerSourceRanges: o.ExposeRanges,
+			IPFamilyPolicy:           new(corev1.IPFamilyPolicyPreferDualStack),
 			// No hop over another node, and the manager sees the address of each laptop, by which it bounds conns.
 			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
 			Ports: []corev1.ServicePort{{
@@ -117,8 +120,14 @@ func describeExposed(s *corev1.Service) string {
 	return fmt.Sprintf("The Service %s/%s exposes it: %s.", s.Namespace, s.Name, strings.Join(at, ", "))
 }
 
-// checkExpose returns an error if the value of Options.Expose is not one of Exposures.
+// checkExpose returns an error if the value of Options.Expose is not one of Exposures, or does not fit the ranges.
 func (o Options) checkExpose() error {
+	for _, r := range o.ExposeRanges {
+		if p, err := netip.ParsePrefix(r); err != nil || p.Masked() != p || o.Expose != ExposeLoadBalancer {
+			return api.Errorf(api.ExitUsage, "--expose-source-ranges: %q is invalid: must be a network such as "+
+				"203.0.113.0/24, with --expose %s", r, ExposeLoadBalancer)
+		}
+	}
 	if o.Expose == "" || slices.Contains(Exposures(), o.Expose) {
 		return nil
 	}

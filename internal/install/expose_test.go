@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"kubevpn/internal/api"
 )
 
 const patchDirect = "patch services kubevpn/kubevpn-traffic-manager-direct"
@@ -94,6 +96,20 @@ func TestManifestHasTheServiceOnRequest(t *testing.T) {
 		}
 		if has := strings.Contains(string(text), "kind: Service\n"); has != (want != "") || !strings.Contains(string(text), want) {
 			t.Errorf("%q: %s", expose, text)
+		}
+	}
+}
+
+func TestExposeRangesAreThoseOfTheLoadBalancer(t *testing.T) {
+	text, err := Manifest(Options{Image: "x", Expose: ExposeLoadBalancer, ExposeRanges: []string{"203.0.113.0/24", "2001:db8::/32"}})
+	if err != nil || !strings.Contains(string(text), "loadBalancerSourceRanges:\n  - 203.0.113.0/24\n  - 2001:db8::/32\n") {
+		t.Errorf("%v\n%s", err, text)
+	}
+	for expose, ranges := range map[string]string{
+		ExposeLoadBalancer: "203.0.113.7/24", ExposeNodePort: "203.0.113.0/24", ExposeNone: "203.0.113.0/24", "": "203.0.113.0/24",
+	} {
+		if _, err := Manifest(Options{Image: "x", Expose: expose, ExposeRanges: []string{ranges}}); api.AsError(err).Code != api.ExitUsage {
+			t.Errorf("%q with %s: %v", expose, ranges, err)
 		}
 	}
 }

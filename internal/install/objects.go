@@ -59,6 +59,8 @@ type Options struct {
 	// Expose is ExposeNodePort or ExposeLoadBalancer to create a Service for the transport direct, or ExposeNone to
 	// remove it. Empty: nothing changes.
 	Expose string
+	// ExposeRanges are the networks whose hosts may use the load balancer of Expose. Empty: those of its provider.
+	ExposeRanges []string
 	// APIServers are addresses ("host:port") of the API server that pods reach without kube-proxy. Ensure sets it.
 	APIServers []string
 }

@@ -105,8 +105,9 @@ func TestChartInstallsWhatKubevpnInstallInstalls(t *testing.T) {
 			[]string{"--set", "image.repository=kubevpn,apiServers={10.0.0.2:6443,10.0.0.1:6443}"}},
 		{"node port", install.Options{Image: "kubevpn:" + version.String(), Expose: install.ExposeNodePort},
 			[]string{"--set", "image.repository=kubevpn,expose=nodeport"}},
-		{"load balancer", install.Options{Image: "kubevpn:" + version.String(), Expose: install.ExposeLoadBalancer},
-			[]string{"--set", "image.repository=kubevpn,expose=loadbalancer"}},
+		{"load balancer", install.Options{Image: "kubevpn:" + version.String(), Expose: install.ExposeLoadBalancer,
+			ExposeRanges: []string{"203.0.113.0/24", "2001:db8::/32"}},
+			[]string{"--set", "image.repository=kubevpn,expose=loadbalancer,exposeSourceRanges={203.0.113.0/24,2001:db8::/32}"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			manifest, err := install.Manifest(tt.options)
