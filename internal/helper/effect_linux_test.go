@@ -144,11 +144,27 @@ func TestPolicyLeavesConnectionsAlone(t *testing.T) {
 		}
 	}
 	apply("first")
+	checkNoSets(t)
 	testenv.Run(t, "ip addr add 10.244.3.4/24 dev eth0") // another LAN
 	apply("again")
 	state.Links[0].Routes = state.Links[0].Routes[1:]
 	apply("less")
 	if err := l.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// checkNoSets checks that no table has a set or a map, named or anonymous. An older nft, such as kube-proxy's on a machine
+// that is also a node, crashes on what a newer one or a library writes into them (kubernetes/kubernetes#136786).
+func checkNoSets(t *testing.T) {
+	t.Helper()
+	rules := testenv.Run(t, "nft -j list ruleset")
+	if strings.Count(rules, `{"table": `) != 2 || !strings.Contains(rules, `"dnat"`) {
+		t.Errorf("the tables of names and of neighbours are not there:\n%s", rules)
+	}
+	for _, word := range []string{"set", "map", "vmap", "elem", "meter", "flowtable"} {
+		if strings.Contains(rules, `{"`+word+`":`) {
+			t.Errorf("a table has a %s:\n%s", word, rules)
+		}
 	}
 }
