@@ -28,7 +28,7 @@ const (
 //	  │◀──────────── Names, Reset │   if Services may be watched
 //	  │◀── State, Names, State... │   when something has changed
 //
-// Each laptop gets the latest notice when it is ready to read. A slow laptop skips notices and blocks nobody.
+// A session has one control stream. Each laptop gets the latest notice when it is ready to read. A slow laptop skips notices and blocks nobody.
 func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) error {
 	laptop, err := in.Accept()
 	if err != nil {
@@ -48,7 +48,10 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		s.refuse(laptop, api.Errorf(api.ExitUsage, "%w", err))
 		return nil
 	}
-	s.identify(by)
+	if err := s.identify(by); err != nil {
+		s.log.Warn("session refused", "err", err)
+		return s.transport.Close() // the laptop tries again
+	}
 	s.log.Info("laptop", "version", hello.Version, "client", shortHash(hello.Client), "namespace", hello.Namespace,
 		"scheduler", by.scheduler)
 

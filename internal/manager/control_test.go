@@ -2,18 +2,23 @@ package manager
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
+	"net"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
 	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wire/transport"
 )
 
 var helloV1 = api.ClientHello{Protocol: api.Protocol, Version: "1", Client: "laptop"}
@@ -186,5 +191,51 @@ func TestLogHoldsNoClientIdentity(t *testing.T) {
 		default:
 			t.Fatal("the log does not contain the laptop")
 		}
+	}
+}
+
+// A session has one control stream, which identifies its laptop once. The first one continues.
+func TestSecondControlStreamIsRejected(t *testing.T) {
+	r := start(t, Config{PodName: "tm-1"})
+	c := hello(t, r.laptop, helloV1)
+	if c.next().Hello == nil {
+		t.Fatal("no Hello")
+	}
+	for range 3 {
+		st, err := r.laptop.Open(t.Context(), transport.Request{Proto: transport.ProtoControl})
+		if !errors.Is(err, syscall.EACCES) {
+			t.Errorf("a second control stream: %v, %v", st, err)
+		}
+	}
+	hello(t, connect(t, r.addr), helloV1)
+	c.until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
+}
+
+// Sessions that are begun and left alone, more than there is room for, end neither other sessions nor keep them out.
+func TestSessionsWithoutHelloDoNotLockOutOthers(t *testing.T) {
+	r := start(t, Config{PodName: "tm-1"})
+	c := hello(t, r.laptop, helloV1)
+	c.next()
+	for range maxSessions + 76 { // begun and left alone
+		conn, err := net.Dial("tcp", r.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var greeting [72]byte // pkg/wire/transport/spec.md, "Handshake"
+		copy(greeting[:], "kubevpn")
+		greeting[7], greeting[57], greeting[63] = transport.Version, 1, 1
+		rand.Read(greeting[8:56])
+		conn.Write(greeting[:])
+		answer := make([]byte, 24)
+		if _, err := io.ReadFull(conn, answer); err != nil || answer[8] != 0 {
+			t.Fatalf("the manager answered %v, %v", answer, err)
+		}
+		conn.Close()
+	}
+	if m := hello(t, connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: "another"}).next(); m.Hello == nil {
+		t.Errorf("another laptop got %+v", m)
+	}
+	if err := r.laptop.Err(); err != nil {
+		t.Errorf("the session of the first laptop has ended: %v", err)
 	}
 }

@@ -159,6 +159,7 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	config := transport.ServerConfig{
 		OnSession: func(ctx context.Context, s *transport.Session) { m.newSession(s).serve(ctx) },
 		Budget:    m.budget,
+		Admission: true,
 		MaxLinks:  maxLinks, MaxSessions: maxSessions,
 		Logger: m.log,
 	}

@@ -1,10 +1,12 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kubevpn/internal/api"
@@ -30,10 +32,9 @@ type session struct {
 	buffers buffers
 	flows   sync.WaitGroup
 
-	identified chan struct{} // closed when by is set
-
-	mu sync.Mutex
-	by caller
+	greeted    atomic.Bool   // the control stream was opened
+	identified chan struct{} // closed when by is set, once
+	by         caller
 }
 
 func (m *Manager) newSession(s *transport.Session) *session {
@@ -74,22 +75,25 @@ func (s *session) serve(ctx context.Context) {
 	}
 }
 
-// identify records the laptop's hello. Flows that arrived earlier wait for it.
-func (s *session) identify(by caller) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.by = by
-	select {
-	case <-s.identified:
-	default:
-		close(s.identified)
+// identify records the laptop's hello, once. Flows that arrived earlier wait for it.
+func (s *session) identify(by caller) error {
+	user := cmp.Or(by.client, s.transport.ID().String()) // a laptop without an identity counts alone
+	if err := s.transport.Admit(user); err != nil {
+		return err
 	}
+	s.by = by
+	close(s.identified)
+	return nil
 }
 
+// caller returns the laptop, or the zero caller before identify.
 func (s *session) caller() caller {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.by
+	select {
+	case <-s.identified:
+		return s.by
+	default:
+		return caller{}
+	}
 }
 
 // answer serves one stream until it ends.
@@ -105,7 +109,11 @@ func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 	var err error
 	switch in.Proto {
 	case transport.ProtoControl:
-		err = s.acceptControl(ctx, in)
+		if s.greeted.Swap(true) {
+			err = in.Reject(transport.CodeProhibited)
+		} else {
+			err = s.acceptControl(ctx, in)
+		}
 	case transport.ProtoTCP:
 		err = s.acceptTCP(ctx, in, gone)
 	case transport.ProtoUDP:

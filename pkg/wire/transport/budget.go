@@ -1,16 +1,17 @@
 package transport
 
 import (
-	"math"
+	"sync"
 	"sync/atomic"
 )
 
 // Budget bounds the memory that sessions hold on behalf of their other ends. It counts two things: streams that the
 // other ends opened, and bytes that arrived and were not read or that were sent and are not acknowledged.
 //
-// A session may hold as much as is left. One session alone can use half of a budget, and two greedy ones a third each,
-// so that something always remains for another session. A session that has used half of its part gets no new streams.
-// One that has used all of it loses the streams for which more data arrives. It is safe for concurrent use.
+// The sessions of a user (Session.Admit) may together hold as much as is left; a session without a user counts alone.
+// One user alone can use half of a budget, and two greedy ones a third each, so that something always remains for
+// another. A user who has used half of that part gets no new streams. One who has used all of it loses the streams for
+// which more data arrives. It is safe for concurrent use.
 type Budget struct{ streams, bytes pool }
 
 // NewBudget returns a Budget of that many streams and bytes.
@@ -31,24 +32,43 @@ type pool struct {
 	used  atomic.Int64
 }
 
-// share is what one session holds of a pool.
+// share is what one session holds of a pool. The sessions of one user have one part of it.
 type share struct {
 	*pool
-	held atomic.Int64
+	part atomic.Pointer[atomic.Int64] // what all sessions of the user hold, this one included
+
+	mu      sync.Mutex
+	own     int64
+	settled bool // the session has ended: changes no longer count
 }
 
-// settled marks a share that no longer counts.
-const settled = math.MinInt64 / 2
+// join makes the session one of those that share part.
+func (s *share) join(part *atomic.Int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if before := s.part.Swap(part); before != nil {
+		before.Add(-s.own)
+	}
+	part.Add(s.own)
+}
+
+// held returns what the user's sessions hold.
+func (s *share) held() int64 { return s.part.Load().Load() }
 
 // add changes what the session holds by n, which may be negative.
 func (s *share) add(n int64) {
-	if s.held.Add(n) > settled/2 {
-		s.used.Add(n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.settled {
+		return
 	}
+	s.own += n
+	s.part.Load().Add(n)
+	s.used.Add(n)
 }
 
 // fits reports whether the session may hold n more.
-func (s *share) fits(n int64) bool { return s.held.Load()+n <= s.limit-s.used.Load()-n }
+func (s *share) fits(n int64) bool { return s.held()+n <= s.limit-s.used.Load()-n }
 
 // take adds n if it fits.
 func (s *share) take(n int64) bool {
@@ -59,8 +79,14 @@ func (s *share) take(n int64) bool {
 	return true
 }
 
-// tight reports whether the session has used more than half of what it may hold.
-func (s *share) tight() bool { return !s.fits(max(s.held.Load(), initialWindow)) }
+// tight reports whether the user has used more than half of what it may hold.
+func (s *share) tight() bool { return !s.fits(max(s.held(), initialWindow)) }
 
-// settle gives everything back. Later changes do not count: the session has ended.
-func (s *share) settle() { s.used.Add(-s.held.Swap(settled)) }
+// settle gives everything back.
+func (s *share) settle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.part.Load().Add(-s.own)
+	s.used.Add(-s.own)
+	s.own, s.settled = 0, true
+}

@@ -164,6 +164,8 @@ func (p *farPath) conn() (laptop, manager net.Conn) {
 	return &farConn{in: down, out: up}, &farConn{in: up, out: down}
 }
 
+func (c *farConn) RemoteAddr() net.Addr { return nil }
+
 func (c *farConn) Write(b []byte) (int, error) {
 	h, p := c.out, c.out.direction.path
 	p.mu.Lock()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/authlistener"
 )
 
 // ServerConfig configures a Server. All fields have defaults.
@@ -24,10 +25,14 @@ type ServerConfig struct {
 	// nil.
 	OnRefused func(conn net.Conn, reason error)
 
+	// Admission means that a session is pending until Session.Admit. MaxSessions also bounds the pending ones, apart
+	// from the others. A new one ends the oldest, at first of those without a conn.
+	Admission bool
+
 	Grace         time.Duration // time for which a session without a conn is kept; 5 min
 	MaxSessions   int           // 1024
 	MaxLinks      int           // links of one session; 16
-	MaxHandshakes int           // conns in a handshake; 256
+	MaxHandshakes int           // conns in a handshake; 2048. Beyond it the oldest is closed
 
 	Budget *Budget // shared by all sessions; 32768 streams and 256 MiB
 
@@ -40,8 +45,11 @@ type Server struct {
 	cfg ServerConfig
 	log *slog.Logger
 
+	handshakes authlistener.Bound
+
 	mu       sync.Mutex
 	sessions map[SessionID]*Session
+	users    map[string]*user
 	closing  bool
 	wg       sync.WaitGroup
 }
@@ -51,14 +59,17 @@ func NewServer(cfg ServerConfig) *Server {
 	cfg.Grace = cmp.Or(cfg.Grace, 5*time.Minute)
 	cfg.MaxSessions = cmp.Or(cfg.MaxSessions, 1024)
 	cfg.MaxLinks = min(cmp.Or(cfg.MaxLinks, 16), 256)
-	cfg.MaxHandshakes = cmp.Or(cfg.MaxHandshakes, 256)
+	cfg.MaxHandshakes = cmp.Or(cfg.MaxHandshakes, 2048)
 	cfg.Tuning = cfg.Tuning.withDefaults()
 	cfg.Budget = cmp.Or(cfg.Budget, NewBudget(32768, 256<<20))
 	if cfg.OnSession == nil {
 		cfg.OnSession = func(context.Context, *Session) {}
 	}
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	return &Server{cfg: cfg, log: cfg.Logger, sessions: make(map[SessionID]*Session)}
+	return &Server{
+		cfg: cfg, log: cfg.Logger, handshakes: authlistener.Bound{Max: cfg.MaxHandshakes},
+		sessions: make(map[SessionID]*Session), users: make(map[string]*user),
+	}
 }
 
 // Sessions returns the current sessions.
@@ -110,7 +121,6 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 }
 
 func (s *Server) accept(ctx context.Context, listener net.Listener) error {
-	room := make(chan struct{}, s.cfg.MaxHandshakes)
 	pause := time.Duration(0)
 	for {
 		conn, err := listener.Accept()
@@ -130,16 +140,9 @@ func (s *Server) accept(ctx context.Context, listener net.Listener) error {
 			continue
 		}
 		pause = 0
-		select {
-		case room <- struct{}{}:
-		default:
-			s.log.Warn("too many handshakes at once", "remote", conn.RemoteAddr())
-			conn.Close()
-			continue
-		}
+		held := s.handshakes.Enter(conn)
 		s.wg.Go(func() {
-			defer func() { <-room }()
-			if err := s.greet(ctx, conn); err != nil {
+			if err := s.greet(ctx, conn, held); err != nil {
 				s.log.Info("conn rejected", "remote", conn.RemoteAddr(), "reason", err)
 				if s.cfg.OnRefused != nil {
 					s.cfg.OnRefused(conn, err)
@@ -151,12 +154,15 @@ func (s *Server) accept(ctx context.Context, listener net.Listener) error {
 }
 
 // greet performs a conn's handshake and attaches the conn to its link. After an error the caller closes conn.
-func (s *Server) greet(ctx context.Context, conn net.Conn) error {
+func (s *Server) greet(ctx context.Context, conn net.Conn, held *authlistener.Held) error {
 	hctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
 	stop := context.AfterFunc(hctx, func() { conn.Close() })
 	defer stop()
 	h, err := readHello(conn)
+	if held.Leave() {
+		return errEvicted
+	}
 	if errors.Is(err, ErrVersion) {
 		conn.Write(reply{status: statusVersion}.marshal())
 	}
@@ -192,12 +198,11 @@ func (s *Server) find(h hello, mayMake bool) (*Session, status) {
 		return session, statusOK
 	case !mayMake || !h.first || h.link != 0 || h.received != 0 || s.closing:
 		return nil, statusUnknown
-	case len(s.sessions) >= s.cfg.MaxSessions:
-		return nil, statusFull
 	}
 	session = newSession(identity{h.session, h.token, false}, s.cfg.MaxLinks, s.cfg.Budget, s.cfg.Tuning, s.log)
-	session.grace = s.cfg.Grace
-	session.graceTimer = time.AfterFunc(s.cfg.Grace, session.expire)
+	if err := s.enter(session); err != nil {
+		return nil, statusFull
+	}
 	s.sessions[h.session] = session
 	s.wg.Go(func() { s.serve(session) })
 	return session, statusOK
@@ -225,13 +230,12 @@ func (s *Server) serve(session *Session) {
 	}
 	<-session.done
 	cancel()
-	s.mu.Lock()
-	delete(s.sessions, session.id)
-	s.mu.Unlock()
+	s.remove(session)
 	session.log.Info("session ended", "reason", session.Err())
 	handler.Wait()
 	session.wg.Wait()
 	session.settle()
+	s.leave(session)
 }
 
 // resume answers the hello and attaches conn to its link. With statusOK the link owns conn.

@@ -46,6 +46,12 @@ type Session struct {
 	graceTimer *time.Timer   // server: ends the session after grace
 	arrived    []*Incoming   // waiting for Accept
 	arrival    wakeup.Signal
+
+	// Of a server with ServerConfig.Admission:
+	admit    func(user string) error
+	pending  *time.Timer // ends a session that is not admitted
+	user     *user       // nil while it is pending; guarded by Server.mu, as userName
+	userName string
 }
 
 // identity is the ID of a session, the secret that proves a hello's right to it, and the side of this end.
@@ -65,13 +71,16 @@ func newIdentity() identity {
 }
 
 func newSession(who identity, links int, b *Budget, t Tuning, log *slog.Logger) *Session {
-	return &Session{
+	s := &Session{
 		identity: who, tuning: t, since: time.Now(), places: share{pool: &b.streams}, bytes: share{pool: &b.bytes},
 		log:  log.With("session", who.id.String()[:8]),
 		done: make(chan struct{}), ready: make(chan struct{}),
 		links: make([]*link, links), arrival: wakeup.NewSignal(), events: wakeup.NewSignal(),
 		settled: wakeup.NewSignal(),
 	}
+	s.places.join(new(atomic.Int64))
+	s.bytes.join(new(atomic.Int64))
+	return s
 }
 
 // ID returns the session's ID, which is the same at both ends.
@@ -427,7 +436,7 @@ func (s *Session) reserve(n int) bool {
 // returns false, and counts nothing, once the session has used a quarter of its part of the budget, so that such bytes
 // alone never prevent new streams. Release undoes it.
 func (s *Session) Hold(n int) bool {
-	if !s.bytes.fits(3*s.bytes.held.Load() + int64(n)) {
+	if !s.bytes.fits(3*s.bytes.held() + int64(n)) {
 		return false
 	}
 	s.bytes.add(int64(n))
@@ -440,7 +449,7 @@ func (s *Session) Release(n int) { s.bytes.add(-int64(n)) }
 // overBudget logs once that the session has exceeded its budget.
 func (s *Session) overBudget(what string, r Request) {
 	if !s.over.Swap(true) {
-		s.log.Warn(what, "request", r, "streams", s.places.held.Load(), "bytes", s.bytes.held.Load())
+		s.log.Warn(what, "request", r, "streams", s.places.held(), "bytes", s.bytes.held())
 	}
 }
 
