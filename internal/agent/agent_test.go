@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -185,6 +186,21 @@ func TestHelloOfAnotherProtocolIsRejected(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A session has one control stream, so that a laptop cannot hold memory with many that it does not read.
+func TestSecondControlStreamToAgentIsRejected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		m := newPod(t, alice).connect(alice)
+		st, err := m.session.Open(t.Context(), transport.Request{Proto: transport.ProtoControl})
+		if !errors.Is(err, syscall.EACCES) {
+			t.Errorf("a second control stream: %v, %v", st, err)
+		}
+		if err := m.claim("1"); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestAnnouncedProbeIsAnswered(t *testing.T) {

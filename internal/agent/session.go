@@ -35,11 +35,12 @@ type laptopSession struct {
 	over *api.Error // why the session must end; guarded by leader.mu
 }
 
-// serve serves the streams that the laptop opens until the session ends. It rejects all but control and
-// record streams.
+// serve serves the streams that the laptop opens until the session ends. It rejects all but one control stream
+// and record streams.
 func (s *laptopSession) serve(ctx context.Context) {
 	var talks sync.WaitGroup
 	defer talks.Wait()
+	greeted := false // a session has one control stream
 	for {
 		in, err := s.laptop.session.Accept(ctx)
 		if err != nil {
@@ -49,11 +50,13 @@ func (s *laptopSession) serve(ctx context.Context) {
 		switch {
 		case in.Proto == transport.ProtoRecord && !in.Datagrams():
 			serve = s.serveRecords
-		case in.Proto != transport.ProtoControl || in.Datagrams():
+		case in.Proto != transport.ProtoControl || in.Datagrams() || greeted:
 			if err := in.Reject(transport.CodeProhibited); err != nil {
 				s.log.Debug("rejected a stream", "request", in.Request, "err", err)
 			}
 			continue
+		default:
+			greeted = true
 		}
 		talks.Go(func() {
 			if err := serve(ctx, in); err != nil {

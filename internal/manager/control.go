@@ -5,8 +5,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"reflect"
+	"strconv"
 	"time"
 
 	"kubevpn/internal/api"
@@ -16,6 +18,7 @@ import (
 
 const (
 	maxHello     = 64 << 10 // bytes of a ClientHello
+	maxPiece     = 8 << 10  // bytes of names, about
 	settleTime   = 3 * time.Second
 	farewellTime = 5 * time.Second
 )
@@ -71,11 +74,11 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	// A ready manager also knows which networks the lease must avoid.
 	lease := s.admit(session, &hello, s.manager.around())
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
-	return s.sendNotices(ctx, json.NewEncoder(laptop), lease)
+	return s.sendNotices(ctx, laptop, lease)
 }
 
 // sendNotices writes notices until the stream ends.
-func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease api.Lease) error {
+func (s *session) sendNotices(ctx context.Context, laptop io.Writer, lease api.Lease) error {
 	latest, newer := s.manager.notices.Get()
 	first := *latest
 	first.state.Sessions = s.manager.publisher.laptops() // this one may be younger than the notice
@@ -85,7 +88,7 @@ func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease a
 		changes(&notice{state: first.state}, told)...)
 	for {
 		for _, message := range messages {
-			if err := laptop.Encode(message); err != nil {
+			if err := send(laptop, message); err != nil {
 				return nil // the laptop is gone
 			}
 		}
@@ -98,6 +101,47 @@ func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease a
 		messages = changes(told, latest)
 		told = latest
 	}
+}
+
+// send writes a message. It writes names in pieces: as one piece, those of a large cluster would occupy a megabyte for
+// each laptop that does not read.
+func send(laptop io.Writer, message api.ControlMessage) error {
+	d := message.Names
+	if d == nil {
+		return json.NewEncoder(laptop).Encode(message)
+	}
+	line := fmt.Appendf(nil, `{"names":{"reset":%t`, d.Reset)
+	for _, part := range []struct {
+		field string
+		names map[string][]string
+	}{{"add", d.Add}, {"remove", d.Remove}, {"changed", d.Changed}} {
+		if len(part.names) == 0 {
+			continue
+		}
+		line = fmt.Appendf(line, `,%q`, part.field)
+		separator := ":{"
+		for namespace, names := range part.names {
+			line = fmt.Appendf(line, `%s%q:[`, separator, namespace)
+			separator = ","
+			for i, name := range names {
+				if i > 0 {
+					line = append(line, ',')
+				}
+				line = strconv.AppendQuote(line, name) // a DNS label has nothing to escape
+				if len(line) < maxPiece {
+					continue
+				}
+				if _, err := laptop.Write(line); err != nil {
+					return err
+				}
+				line = line[:0]
+			}
+			line = append(line, ']')
+		}
+		line = append(line, '}')
+	}
+	_, err := laptop.Write(append(line, "}}\n"...))
+	return err
 }
 
 // changes returns the messages that bring a laptop from one notice to the next.

@@ -5,12 +5,15 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -237,5 +240,87 @@ func TestSessionsWithoutHelloDoNotLockOutOthers(t *testing.T) {
 	}
 	if err := r.laptop.Err(); err != nil {
 		t.Errorf("the session of the first laptop has ended: %v", err)
+	}
+}
+
+// laptopThatDoesNotRead blocks the writer at its second piece until it is closed.
+type laptopThatDoesNotRead struct {
+	pieces  int
+	blocked chan<- struct{}
+	closed  <-chan struct{}
+}
+
+func (l *laptopThatDoesNotRead) Write(b []byte) (int, error) {
+	if l.pieces++; l.pieces > 1 {
+		l.blocked <- struct{}{}
+		<-l.closed
+		return 0, net.ErrClosed
+	}
+	return len(b), nil
+}
+
+// Names of a large cluster for 200 laptops that do not read them occupy little memory.
+func TestUnreadNamesTakeLittleMemory(t *testing.T) {
+	const laptops = 200
+	all := manyNames()
+	before := liveHeap()
+	blocked, closed := make(chan struct{}), make(chan struct{})
+	var senders sync.WaitGroup
+	for range laptops {
+		senders.Go(func() {
+			err := send(&laptopThatDoesNotRead{blocked: blocked, closed: closed}, api.ControlMessage{Names: delta(nil, all)})
+			if !errors.Is(err, net.ErrClosed) {
+				t.Errorf("sending ended with %v", err)
+			}
+		})
+	}
+	for range laptops {
+		<-blocked
+	}
+	grown := liveHeap() - before
+	close(closed)
+	senders.Wait()
+	t.Logf("%d kB for each laptop", grown/laptops>>10)
+	if grown > laptops*64<<10 {
+		t.Errorf("%d laptops that do not read occupy %d kB", laptops, grown>>10)
+	}
+}
+
+// liveHeap returns the bytes of live objects after a garbage collection.
+func liveHeap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // the second collection empties the pools
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// manyNames returns 10 000 Services in two namespaces.
+func manyNames() map[string][]string {
+	all := make(map[string][]string)
+	for i := range 10_000 {
+		namespace := fmt.Sprintf("team-%d", i/9_000)
+		all[namespace] = append(all[namespace], fmt.Sprintf("a-service-with-a-name-of-usual-length-%05d", i))
+	}
+	return all
+}
+
+// Names that are written in pieces are the line that a laptop of any version reads.
+func TestNamesInPiecesAreOneLine(t *testing.T) {
+	some := map[string][]string{"a": {"x", "y"}, "b": {"z"}}
+	for _, d := range []*api.NameDelta{
+		{Reset: true}, {Reset: true, Add: manyNames()}, {Add: some, Remove: some, Changed: some}, {Remove: some}, {Changed: some},
+	} {
+		var line bytes.Buffer
+		if err := send(&line, api.ControlMessage{Names: d}); err != nil {
+			t.Fatal(err)
+		}
+		var got api.ControlMessage
+		if err := api.NewLines(&line, 8<<20).Next(&got); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got.Names, d) || line.Len() != 0 {
+			t.Errorf("got %d namespaces, want %d", len(got.Names.Add), len(d.Add))
+		}
 	}
 }

@@ -7,7 +7,10 @@ import (
 	"time"
 )
 
-// affinity stores the endpoint of each client of one port of a virtual IP.
+// maxClients is the largest number of clients in an affinity: four times the sessions of a traffic manager.
+const maxClients = 4096
+
+// affinity stores the endpoint of each client of one port of a virtual IP, of the latest maxClients.
 type affinity struct {
 	mu      sync.Mutex
 	clients map[string]sticky
@@ -25,7 +28,8 @@ func (a *affinity) endpointOf(client string, w *view, first int) int {
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s, ok := a.clients[client]; ok && now.Sub(s.used) < w.affinity {
+	s, known := a.clients[client]
+	if known && now.Sub(s.used) < w.affinity {
 		if i := slices.Index(w.usable, s.backend); i >= 0 {
 			first = i
 		}
@@ -33,12 +37,32 @@ func (a *affinity) endpointOf(client string, w *view, first int) int {
 	if a.clients == nil {
 		a.clients = make(map[string]sticky)
 	}
-	a.clients[client] = sticky{w.usable[first], now}
-	if len(a.clients) >= max(a.sweepAt, 64) {
-		maps.DeleteFunc(a.clients, func(_ string, s sticky) bool { return now.Sub(s.used) >= w.affinity })
-		a.sweepAt = 2 * len(a.clients)
+	if !known {
+		a.makeRoom(now, w.affinity)
 	}
+	a.clients[client] = sticky{w.usable[first], now}
 	return first
+}
+
+// makeRoom removes the clients whose time is over, once there are twice as many as the last time, and that which was
+// used least recently if there are too many. Call with mu held.
+func (a *affinity) makeRoom(now time.Time, timeout time.Duration) {
+	if len(a.clients) < max(a.sweepAt, 64) {
+		return
+	}
+	oldest, used := "", now
+	for client, s := range a.clients {
+		switch {
+		case now.Sub(s.used) >= timeout:
+			delete(a.clients, client)
+		case !s.used.After(used):
+			oldest, used = client, s.used
+		}
+	}
+	if len(a.clients) >= maxClients {
+		delete(a.clients, oldest)
+	}
+	a.sweepAt = min(2*len(a.clients), maxClients)
 }
 
 // move replaces client's endpoint from by to, so that the client's next flow does not use a candidate that refused.

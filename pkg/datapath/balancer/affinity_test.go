@@ -114,3 +114,46 @@ func TestAffinityForgetsExpiredClients(t *testing.T) {
 		}
 	})
 }
+
+// Beyond maxClients, a port forgets the client that used it least recently. Endless identities take bounded memory.
+func TestAffinityIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New("")
+		b.Apply(sticky3(ep("10.0.0.1:80", "ready"), ep("10.0.0.2:80", "ready"), ep("10.0.0.3:80", "ready")), nil)
+		pick := func(client string) string {
+			p, _ := b.Pick(TCP, port("10.96.0.10:80"), client, RoundRobin)
+			defer p.Release()
+			return p.Endpoint().String()
+		}
+		ann := pick("ann")
+		for i := range 5 * maxClients {
+			time.Sleep(time.Millisecond)
+			pick(fmt.Sprint(i))
+			if i%1000 == 0 && pick("ann") != ann {
+				t.Fatalf("after %d other clients, ann's endpoint changed", i)
+			}
+		}
+		v := b.index.Load().ports[key{port("10.96.0.10:80"), TCP}]
+		if n := len(v.affinity.clients); n > maxClients {
+			t.Errorf("%d clients", n)
+		}
+		if _, ok := v.affinity.clients["0"]; ok {
+			t.Error("the oldest client is still known")
+		}
+	})
+}
+
+func BenchmarkPickWithAffinity(b *testing.B) {
+	bal := New("")
+	bal.Apply(sticky3(ep("10.0.0.1:80", "ready"), ep("10.0.0.2:80", "ready")), nil)
+	for i := range maxClients {
+		p, _ := bal.Pick(TCP, port("10.96.0.10:80"), fmt.Sprint(i), RoundRobin)
+		p.Release()
+	}
+	vip := port("10.96.0.10:80")
+	b.ReportAllocs()
+	for b.Loop() {
+		p, _ := bal.Pick(TCP, vip, "7", RoundRobin)
+		p.Release()
+	}
+}
