@@ -169,6 +169,7 @@ func TestHelloOfAnotherProtocolIsRejected(t *testing.T) {
 		text  string
 	}{
 		"newer":   {api.AgentHello{Protocol: api.Protocol + 1, Version: "9.9"}, "this kubevpn is 9.9"},
+		"newest":  {api.AgentHello{Protocol: api.Protocol + 2, Oldest: api.Protocol + 1, Version: "9.9"}, "this kubevpn is 9.9"},
 		"nothing": {"what?", "hello"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,6 +183,27 @@ func TestHelloOfAnotherProtocolIsRejected(t *testing.T) {
 				}
 				if r, ok := <-m.reports; ok {
 					t.Errorf("and then %+v", r)
+				}
+			})
+		})
+	}
+}
+
+// Laptops one protocol ahead or behind use the agent. TestNeighboursWork of internal/repotest runs this also with an
+// agent of the next protocol.
+func TestLaptopOfNeighbouringMinorVersionGetsTheState(t *testing.T) {
+	for name, line := range map[string]string{
+		"first": `{"protocol":3,"version":"0.0.9"}`,
+		"this":  `{"protocol":3,"oldestProtocol":3,"version":"0.1.0"}`,
+		"next":  `{"protocol":4,"oldestProtocol":3,"version":"0.2.0","features":["x"]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				alice := newPerson(t, "alice@laptop")
+				m := newPod(t, alice).attach(alice)
+				m.hello(json.RawMessage(line))
+				if r := <-m.reports; r.Error != nil || r.State == nil {
+					t.Errorf("got %+v", r)
 				}
 			})
 		})

@@ -104,8 +104,9 @@ func newLeader(live context.Context, conns net.Listener, number uint16, log *slo
 		return nil, err
 	}
 	l := &leader{
-		info: api.AgentInfo{Protocol: api.Protocol, Version: version.String(), Port: number, Key: hash},
-		log:  log, live: live, reset: make(chan struct{}), budget: transport.NewBudget(maxControlStreams, maxBuffered),
+		info: api.AgentInfo{Protocol: api.Protocol, Oldest: api.OldestProtocol, Version: version.String(),
+			Port: number, Key: hash},
+		log: log, live: live, reset: make(chan struct{}), budget: transport.NewBudget(maxControlStreams, maxBuffered),
 		owners: make(map[string]*owner), notes: make(map[port][]string), probes: make(map[string]time.Time),
 	}
 	l.table.Store(new(table))

@@ -131,7 +131,7 @@ func readHello(lines *api.Lines) *api.Error {
 	if err := lines.Next(&hello); err != nil {
 		return api.Errorf(api.ExitIncompatible, "cannot read the laptop's hello: %w", err)
 	}
-	if hello.Protocol != api.Protocol {
+	if _, ok := api.CommonProtocol(hello.Protocol, hello.Oldest); !ok {
 		return api.Errorf(api.ExitIncompatible,
 			"the pod's traffic agent is kubevpn %s and speaks protocol %d; this kubevpn is %s and speaks protocol %d",
 			version.String(), api.Protocol, hello.Version, hello.Protocol).

@@ -35,16 +35,18 @@ func IsAgent(container string) bool { return strings.HasPrefix(container, AgentP
 // It is trustworthy, because the kubelet serves the container's log. The agent prints another one whenever the leader
 // changes. The port of AgentInfoPortVariable may serve it sooner; that only proves that a container of the pod sent it.
 type AgentInfo struct {
-	Protocol int    `json:"protocol"` // Protocol
+	Protocol int    `json:"protocol"`                 // the newest that the leader speaks
+	Oldest   int    `json:"oldestProtocol,omitempty"` // 0: Protocol alone
 	Version  string `json:"version"`
 	Port     uint16 `json:"port"` // of the pod, where the leader accepts laptops' conns
 	Key      string `json:"key"`  // KeyHash of the leader's key
 	Error    *Error `json:"error,omitempty"`
 }
 
-// AgentHello is the first JSON line of the laptop on the control stream to the leader.
+// AgentHello is the first JSON line of the laptop on the control stream to the leader. Both ends use CommonProtocol.
 type AgentHello struct {
 	Protocol int    `json:"protocol"`
+	Oldest   int    `json:"oldestProtocol,omitempty"`
 	Version  string `json:"version"`
 }
 

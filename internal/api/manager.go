@@ -2,10 +2,6 @@ package api
 
 import "net/netip"
 
-// Protocol is the version of the protocol between laptop and traffic manager: session frames, stream headers and
-// control messages. Both ends must have the same version.
-const Protocol = 3
-
 // The netstacks, which turn packets of the laptop into traffic of a pod.
 const (
 	NetstackAuto   = "auto"   // in requests only: kubevpn chooses
@@ -18,10 +14,12 @@ const (
 // line of Gateway and the descriptor of the TUN device. The manager uses the device until the connection ends.
 const GatewaySocket = "@kubevpn-gateway"
 
-// ClientHello is the first JSON line that the laptop writes on the control stream.
+// ClientHello is the first JSON line that the laptop writes on the control stream. The manager ignores fields that it
+// does not know, so a field that the session can do without needs no new protocol version.
 type ClientHello struct {
-	Protocol int    `json:"protocol"`
-	Version  string `json:"version"` // of the laptop's kubevpn
+	Protocol int    `json:"protocol"`                 // the newest that the laptop speaks
+	Oldest   int    `json:"oldestProtocol,omitempty"` // 0: Protocol alone
+	Version  string `json:"version"`                  // of the laptop's kubevpn
 	// Client is a secret that identifies this user of this laptop to this manager, which binds leases and session
 	// affinity to it.
 	Client    string `json:"client"`
@@ -50,7 +48,7 @@ type ControlMessage struct {
 
 // ManagerHello answers ClientHello.
 type ManagerHello struct {
-	Protocol int          `json:"protocol"`
+	Protocol int          `json:"protocol"` // of the session: CommonProtocol
 	Version  string       `json:"version"`
 	Pod      string       `json:"pod"`
 	Node     string       `json:"node,omitempty"`

@@ -40,7 +40,7 @@ func startControl(stream io.ReadWriter, hello api.ClientHello) (*control, *api.M
 		return nil, nil, m.Error
 	case m.Hello == nil:
 		return nil, nil, api.Errorf(api.ExitIncompatible, "the traffic manager's first message is not a hello")
-	case m.Hello.Protocol != api.Protocol:
+	case m.Hello.Protocol < api.OldestProtocol || m.Hello.Protocol > api.Protocol:
 		return nil, nil, api.Errorf(api.ExitIncompatible,
 			"the traffic manager (%s) speaks protocol %d, this kubevpn (%s) speaks %d",
 			m.Hello.Version, m.Hello.Protocol, hello.Version, api.Protocol).
@@ -103,7 +103,8 @@ func greet(ctx context.Context, cfg transport.ClientConfig,
 			return
 		}
 		defer stream.Close()
-		c, hello, err := startControl(stream, api.ClientHello{Protocol: api.Protocol, Version: version.String()})
+		c, hello, err := startControl(stream, api.ClientHello{Protocol: api.Protocol, Oldest: api.OldestProtocol,
+			Version: version.String()})
 		if err == nil {
 			greeted.Store(true)
 			then(ctx, ts, c, hello)

@@ -303,7 +303,8 @@ func startConversation(ctx context.Context, s *transport.Session) (*conversation
 	}
 	c := &conversation{control: control, claimed: make(chan struct{}), out: json.NewEncoder(control),
 		waiting: make(map[uint64]waiter)}
-	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Version: version.String()}); err != nil {
+	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Oldest: api.OldestProtocol,
+		Version: version.String()}); err != nil {
 		control.Close()
 		return nil, fmt.Errorf("sending hello to the agent: %w", err)
 	}

@@ -341,8 +341,9 @@ func (c *podIntercept) keepLinked(ctx context.Context, infos <-chan api.AgentInf
 	for {
 		select {
 		case g := <-infos:
+			_, speaks := api.CommonProtocol(g.Protocol, g.Oldest)
 			switch {
-			case g.Protocol != api.Protocol:
+			case !speaks:
 				return api.Errorf(api.ExitIncompatible,
 					"the agent in pod %s (%s) speaks protocol %d, this kubevpn speaks %d", c.name, g.Version,
 					g.Protocol, api.Protocol).

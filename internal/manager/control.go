@@ -74,17 +74,18 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	// A ready manager also knows which networks the lease must avoid.
 	lease := s.admit(session, &hello, s.manager.around())
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
-	return s.sendNotices(ctx, laptop, lease)
+	return s.sendNotices(ctx, laptop, s.manager.hello(&hello, lease))
 }
 
 // sendNotices writes notices until the stream ends.
-func (s *session) sendNotices(ctx context.Context, laptop io.Writer, lease api.Lease) error {
+func (s *session) sendNotices(ctx context.Context, laptop io.Writer, hello *api.ManagerHello) error {
 	latest, newer := s.manager.notices.Get()
 	first := *latest
 	first.state.Sessions = s.manager.publisher.laptops() // this one may be younger than the notice
 	s.manager.router.describe(&first.state)
 	told := &first
-	messages := append([]api.ControlMessage{{Hello: s.manager.hello(lease, first.state)}},
+	hello.State = first.state
+	messages := append([]api.ControlMessage{{Hello: hello}},
 		changes(&notice{state: first.state}, told)...)
 	for {
 		for _, message := range messages {
@@ -156,10 +157,11 @@ func changes(before, now *notice) []api.ControlMessage {
 	return messages
 }
 
-func (m *Manager) hello(lease api.Lease, state api.ManagerState) *api.ManagerHello {
+// hello returns the answer to a laptop's hello, without the state.
+func (m *Manager) hello(to *api.ClientHello, lease api.Lease) *api.ManagerHello {
+	protocol, _ := api.CommonProtocol(to.Protocol, to.Oldest) // incompatible has checked it
 	return &api.ManagerHello{
-		Protocol: api.Protocol, Version: version.String(), Pod: m.cfg.PodName, Node: m.cfg.NodeName, Lease: lease,
-		State: state,
+		Protocol: protocol, Version: version.String(), Pod: m.cfg.PodName, Node: m.cfg.NodeName, Lease: lease,
 	}
 }
 
@@ -179,7 +181,7 @@ func shortHash(client string) string {
 
 // incompatible returns an error if the manager cannot serve the laptop, or nil.
 func incompatible(hello api.ClientHello) *api.Error {
-	if hello.Protocol == api.Protocol {
+	if _, ok := api.CommonProtocol(hello.Protocol, hello.Oldest); ok {
 		return nil
 	}
 	err := api.Errorf(api.ExitIncompatible,

@@ -2,6 +2,7 @@ package filesync
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -54,8 +55,8 @@ const (
 	kindRefused
 )
 
-// version is the version of the wire format.
-const version = 2
+// The newest and the oldest version of the wire format that this end speaks. Both ends use the newest that both speak.
+const version, oldestVersion = 2, 2
 
 // ErrVersion is the error of Run and Serve when the two ends speak different versions.
 var ErrVersion = errors.New("the two ends of the file sync have different versions")
@@ -81,8 +82,9 @@ const (
 
 // hello is the first frame in each direction.
 type hello struct {
-	Protocol string `json:"protocol"` // helloProtocol
-	Version  int    `json:"version"`
+	Protocol string `json:"protocol"`                // helloProtocol
+	Version  int    `json:"version"`                 // the newest
+	Oldest   int    `json:"oldestVersion,omitempty"` // 0: Version alone
 	// Only the source sets these.
 	File string `json:"file,omitempty"` // the only path that it will send; empty: a directory
 	Name string `json:"name,omitempty"` // what the user calls that file
@@ -196,7 +198,7 @@ func unexpected(err error) error {
 }
 
 func (w *wire) sendHello(h hello) error {
-	h.Protocol, h.Version = helloProtocol, version
+	h.Protocol, h.Version, h.Oldest = helloProtocol, version, oldestVersion
 	return w.sendJSON(kindHello, h)
 }
 
@@ -213,7 +215,7 @@ func parseHello(k kind, payload []byte) (hello, error) {
 	if k != kindHello || json.Unmarshal(payload, &h) != nil || h.Protocol != helloProtocol {
 		return hello{}, fmt.Errorf("%w: no hello", errProtocol)
 	}
-	if h.Version != version {
+	if min(h.Version, version) < max(cmp.Or(h.Oldest, h.Version), oldestVersion) {
 		return hello{}, fmt.Errorf("%w: %d here, %d there", ErrVersion, version, h.Version)
 	}
 	if h.File != "" && (checkPath(h.File) != nil || checkPath(h.Name) != nil || strings.Contains(h.Name, "/")) {
