@@ -1,11 +1,15 @@
 package connection
 
 import (
-	"encoding/json"
+	"context"
+	"net"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wire/transport"
 )
 
 // The answers of managers of the previous minor version and of the next one, which docs/how-to/upgrade.md allows.
@@ -20,13 +24,9 @@ func TestManagerOfNeighbouringMinorVersionIsUsed(t *testing.T) {
 	for name, line := range map[string]string{"previous": previousManager, "next": nextManager, "other": otherManager} {
 		t.Run(name, func(t *testing.T) {
 			_, hello, err := startControl(conversation{strings.NewReader(line + "\n")}, api.ClientHello{Protocol: api.Protocol})
-			var said api.ControlMessage
-			if err := json.Unmarshal([]byte(line), &said); err != nil {
-				t.Fatal(err)
-			}
 			if name == "other" {
 				if api.AsError(err) == nil || api.AsError(err).Code != api.ExitIncompatible {
-					t.Errorf("a manager of protocol %d: %v", said.Hello.Protocol, err)
+					t.Errorf("a manager of another protocol: %v", err)
 				}
 				return
 			}
@@ -34,5 +34,24 @@ func TestManagerOfNeighbouringMinorVersionIsUsed(t *testing.T) {
 				t.Errorf("got %+v, %v", hello, err)
 			}
 		})
+	}
+}
+
+// TestNeighboursWork of internal/repotest runs this in builds of two protocol versions.
+func TestLaptopGreetsManagerOfAnotherBuild(t *testing.T) {
+	addr := os.Getenv("KUBEVPN_TEST_GREETS")
+	if addr == "" {
+		t.Skip("SKIPPED: TestNeighboursWork of internal/repotest runs it")
+	}
+	want, err := strconv.Atoi(os.Getenv("KUBEVPN_TEST_PROTOCOL"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", addr) }
+	var got *api.ManagerHello
+	err = greet(t.Context(), transport.ClientConfig{Dial: dial},
+		func(_ context.Context, _ *transport.Session, _ *control, hello *api.ManagerHello) { got = hello })
+	if err != nil || got == nil || got.Protocol != want {
+		t.Errorf("got %+v, %v, want protocol %d", got, err, want)
 	}
 }

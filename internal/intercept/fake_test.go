@@ -83,6 +83,7 @@ type world struct {
 	bypass      bool                                                               // packets bypass the agents
 	noRoute     bool                                                               // the traffic manager does not reach the pods
 	infoLine    func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
+	protocols   [2]int                                                             // the newest and oldest of agents; zero: ours
 	oldAgents   bool                                                               // agents cannot record
 	place       string                                                             // the node of new pods
 	annotations map[string]string                                                  // of new pods
@@ -342,6 +343,9 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a workloads.Agent) (n
 	if agent == nil || agent.ends() { // no agent is the leader
 		agent = startAgent(w.t, w.claims[p.UID])
 		agent.old = w.oldAgents
+		if w.protocols[0] != 0 {
+			agent.info.Protocol, agent.info.Oldest = w.protocols[0], w.protocols[1]
+		}
 		w.agents[p.UID] = agent
 	}
 	agent.admit(a.Owner, a.OwnerName)

@@ -333,3 +333,26 @@ func FuzzTarget(f *testing.F) {
 		}
 	})
 }
+
+// Ends one version apart use the one that both speak.
+func TestNeighbouringVersionsAreAccepted(t *testing.T) {
+	for name, test := range map[string]struct {
+		newest, oldest int
+		ok             bool
+	}{
+		"first":     {version, 0, true},
+		"same":      {version, oldestVersion, true},
+		"ahead":     {version + 1, version, true},
+		"too new":   {version + 2, version + 1, false},
+		"of before": {oldestVersion - 1, 0, false},
+		"nonsense":  {oldestVersion - 1, version, false},
+	} {
+		payload, err := json.Marshal(hello{Protocol: helloProtocol, Version: test.newest, Oldest: test.oldest})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parseHello(kindHello, payload); (err == nil) != test.ok || err != nil && !errors.Is(err, ErrVersion) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -15,8 +15,8 @@ import (
 )
 
 // Previous makes what Kubevpn and Image make, from the source of the previous release or, before the first release, of
-// the previous commit. The programs say that they are of this version. If that source has another protocol version,
-// Previous uses the current source. It returns a description of the source that it used.
+// the previous commit. The programs say that they are of this version. If the current source does not speak its
+// protocol version, Previous uses the current source. It returns a description of the source that it used.
 func Previous(ctx context.Context, dir, ref, version string) (used string, err error) {
 	root, err := moduleRoot(ctx, productModule)
 	if err != nil {
@@ -35,9 +35,9 @@ func Previous(ctx context.Context, dir, ref, version string) (used string, err e
 		return "", err
 	}
 	used = revision
-	if protocol != api.Protocol {
-		used = fmt.Sprintf("the current source, because %s has protocol version %d and not %d", revision, protocol,
-			api.Protocol)
+	if protocol < api.OldestProtocol || protocol > api.Protocol {
+		used = fmt.Sprintf("the current source, because %s has protocol version %d and not %d to %d", revision, protocol,
+			api.OldestProtocol, api.Protocol)
 		old = root
 	}
 	s := source{old, version}
