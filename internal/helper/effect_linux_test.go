@@ -27,7 +27,7 @@ func officeMachine(t *testing.T) {
 	} {
 		testenv.Run(t, c)
 	}
-	testenv.Eventually(t, testTimeout, func() error { // the kernel notices carriers later
+	testenv.Eventually(t, testTimeout, func() error { // the kernel notices later that a link is up
 		links, routes := testenv.Run(t, "ip -j link"), testenv.Run(t, "ip -j route")
 		if strings.Count(links, `"operstate":"UP"`) != 2 || strings.Count(routes, `"linkdown"`) != 1 {
 			return fmt.Errorf("links are still changing:\n%s\n%s", links, routes)
