@@ -347,7 +347,9 @@ func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 	if err != nil {
 		return fmt.Errorf("reading the Deployment back: %w", err)
 	}
-	if err := checkShape(d); err != nil { // another field manager may have added to it
+	// Another field manager may have added to it.
+	if err := checkShape(d, "The ServiceAccount, the Deployment and, where you may, the manager's rights were\n"+
+		"applied before; `kubevpn uninstall --manager-namespace "+ns+"` removes them."); err != nil {
 		return err
 	}
 	e.generation, e.result.Image, e.result.Installed = d.Generation, o.Image, true
@@ -378,7 +380,7 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 	d := s.manager
 	e.seen = snapshot{namespace: ns, deployment: d, pods: s.pods}
-	if err := checkShape(d); err != nil {
+	if err := checkShape(d, nothing); err != nil {
 		return err
 	}
 	if e.o.Upgrade {

@@ -76,7 +76,7 @@ func (e *ensurer) inspect(ctx context.Context, ns string) (Inspection, error) {
 // inspectManager judges the manager at this moment. It does not wait for a problem to end.
 func (e *ensurer) inspectManager(ctx context.Context, i *Inspection, s *survey) {
 	i.Installed, i.Image = true, managerImage(s.manager.Spec.Template.Spec)
-	if err := checkShape(s.manager); err != nil {
+	if err := checkShape(s.manager, nothing); err != nil {
 		i.Problem = api.AsError(err)
 		return
 	}

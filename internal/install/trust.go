@@ -1,11 +1,13 @@
 package install
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"path"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -14,14 +16,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
 )
-
-// program is the path of the traffic manager in its image.
-const program = "/traffic"
 
 // Image returns the image of the trusted traffic manager's Deployment, from which agents, gateways and clones run too.
 // It fails if another manager has replaced the trusted one. Errors are *api.Error, or ctx's.
@@ -30,7 +30,7 @@ func Image(ctx context.Context, c apiServer, trusted api.TrustedManager) (string
 	if err != nil {
 		return "", c.ExplainContext(ctx, fmt.Errorf("reading the traffic manager's Deployment: %w", err))
 	}
-	if err := checkShape(d); err != nil {
+	if err := checkShape(d, nothing); err != nil {
 		return "", err
 	}
 	if !now.Same(trusted) {
@@ -65,7 +65,7 @@ func Find(ctx context.Context, c apiServer, namespace, fallback string, consent 
 		if err != nil {
 			return "", c.ExplainContext(ctx, fmt.Errorf("looking for the traffic manager in %s: %w", ns, err))
 		}
-		if err := checkShape(d); err != nil {
+		if err := checkShape(d, nothing); err != nil {
 			return "", err
 		}
 		if err := consent.Trusts(now); err != nil {
@@ -124,8 +124,8 @@ func repository(image string) string {
 }
 
 // checkShape returns an error if the Deployment does not run the traffic manager, or gives it more rights than it
-// needs. An attacker may have created such a Deployment for others to use.
-func checkShape(d *appsv1.Deployment) error {
+// needs. An attacker may have created such a Deployment for others to use. changed says what kubevpn has just changed.
+func checkShape(d *appsv1.Deployment, changed string) error {
 	if isUpstream(d) {
 		return upstreamError(d.Namespace)
 	}
@@ -135,58 +135,145 @@ func checkShape(d *appsv1.Deployment) error {
 	}
 	return api.Errorf(api.ExitInstall, "the Deployment %s/%s is not the traffic manager as kubevpn installs it: %s",
 		d.Namespace, d.Name, strings.Join(differs, "; ")).
-		WithHint("Anyone with write access to the namespace could have created it. Nothing was changed.\n"+
+		WithHint("Anyone with write access to the namespace, or a policy of the cluster, could have changed it. %[3]s\n"+
 			"An admin should check who has access, and reinstall:\n"+
 			"  kubectl -n %[1]s get rolebindings -o wide\n"+
 			"  kubectl -n %[1]s delete deployment %[2]s\n"+
-			"  kubevpn install --manager-namespace %[1]s", d.Namespace, d.Name)
+			"  kubevpn install --manager-namespace %[1]s", d.Namespace, d.Name, changed)
 }
 
-// podDifferences lists how a pod differs from the manager's. It allows changes of scheduling, resources, environment,
-// pull secrets and further arguments.
-func podDifferences(s corev1.PodSpec) (all []string) {
-	add := func(differs bool, format string, args ...any) {
-		if differs {
-			all = append(all, fmt.Sprintf(format, args...))
+// nothing is checkShape's changed of a command that has only looked.
+const nothing = "Nothing was changed."
+
+// podDifferences lists the fields in which a pod differs from the one that `install` applies, except in what mayDiffer
+// allows. A field that this version does not know by name is a difference.
+func podDifferences(s corev1.PodSpec) []string {
+	want, got := podSpec(Options{}), s
+	var fields [2]map[string]any
+	for i, spec := range []*corev1.PodSpec{&want, &got} {
+		var err error
+		if fields[i], err = runtime.DefaultUnstructuredConverter.ToUnstructured(spec); err != nil {
+			return []string{"it cannot be read: " + err.Error()}
 		}
 	}
-	for _, c := range s.InitContainers {
-		add(true, "it has the init container %q", c.Name)
+	all := differences("", fields[0], fields[1])
+	if more := len(all) - maxDifferences; more > 0 {
+		all = append(all[:maxDifferences], fmt.Sprintf("and %d more", more))
 	}
-	for _, c := range s.EphemeralContainers {
-		add(true, "it has the ephemeral container %q", c.Name)
+	return all
+}
+
+// maxDifferences limits those that an error names.
+const maxDifferences = 5
+
+// differences compares the values of a field; nil is an absent field. at is its path, with slashes.
+func differences(at string, want, got any) (all []string) {
+	if reflect.DeepEqual(want, got) || mayDiffer(at, want, got) {
+		return nil
 	}
-	add(len(s.Containers) == 0, "it has no container")
-	found := false
-	for _, c := range s.Containers {
-		if c.Name != containerName || found {
-			add(true, "it has the container %q", c.Name)
+	w, g := children(want), children(got)
+	switch {
+	case w != nil || g != nil:
+	case got == nil:
+		return []string{at + " is missing"}
+	default: // somebody else wrote it
+		return []string{fmt.Sprintf("%s is %.60s", at, strconv.QuoteToASCII(fmt.Sprint(got)))}
+	}
+	keys := slices.Concat(slices.Collect(maps.Keys(w)), slices.Collect(maps.Keys(g)))
+	slices.Sort(keys)
+	for _, key := range slices.Compact(keys) {
+		all = append(all, differences(path.Join(at, strings.ReplaceAll(key, "/", "|")), w[key], g[key])...)
+	}
+	return all
+}
+
+// children returns the fields of an object, or the objects of a list by their names. It returns nil for other values.
+func children(v any) map[string]any {
+	list, is := v.([]any)
+	if !is {
+		object, _ := v.(map[string]any)
+		return object
+	}
+	all := make(map[string]any, len(list))
+	for i, item := range list {
+		object, is := item.(map[string]any)
+		if !is {
+			return nil
+		}
+		key, _ := object["name"].(string)
+		if _, twice := all[key]; twice || key == "" {
+			key = fmt.Sprintf("#%d %s", i, key)
+		}
+		all[key] = object
+	}
+	return all
+}
+
+// mayDiffer reports whether the trusted manager may have got at this path, instead of want: what admins and policies
+// change without making another program of it, what the API server fills in, and what versions of kubevpn change.
+func mayDiffer(at string, want, got any) bool {
+	is := func(patterns ...string) bool {
+		return slices.ContainsFunc(patterns, func(p string) bool {
+			ok, err := path.Match(strings.Replace(p, "MANAGER", "containers/manager", 1), at)
+			return ok && err == nil
+		})
+	}
+	switch {
+	case is("affinity", "nodeSelector", "overhead", "preemptionPolicy", "priority", "priorityClassName", "resources",
+		"runtimeClassName", "schedulerName", "tolerations", "topologySpreadConstraints", "imagePullSecrets",
+		"dnsConfig/options", "terminationGracePeriodSeconds", "securityContext/runAsGroup",
+		"MANAGER/securityContext/runAsGroup", "MANAGER/image", "MANAGER/imagePullPolicy", "MANAGER/resources",
+		"MANAGER/resizePolicy", "MANAGER/terminationMessagePolicy", "MANAGER/*nessProbe/*Seconds",
+		"MANAGER/*nessProbe/*Threshold", "MANAGER/ports/*/name", "MANAGER/ports/*/containerPort",
+		"MANAGER/ports/*/protocol", "MANAGER/env/GO[GM][CAE]*", "MANAGER/env/KUBEVPN_APISERVERS/name",
+		"MANAGER/env/KUBEVPN_APISERVERS/value"):
+		return true
+	case got == nil: // the manager does without these
+		return is("automountServiceAccountToken", "securityContext/runAsUser", "securityContext/sysctls",
+			"securityContext/sysctls/*", "MANAGER/*nessProbe", "MANAGER/ports", "MANAGER/ports/*", "MANAGER/env",
+			"MANAGER/env/*")
+	case is("MANAGER/env/POD_*/name", "MANAGER/env/POD_*/valueFrom/fieldRef/*"):
+		return want == nil // another version may add one
+	case is("securityContext/runAsUser", "MANAGER/securityContext/runAsUser"):
+		return got != int64(0)
+	case is("MANAGER/args"):
+		return knownArguments(got)
+	}
+	// the API server's defaults, and what policies require
+	return want == nil && slices.Contains([]string{"dnsPolicy=ClusterFirst", "restartPolicy=Always", "os/name=linux",
+		"serviceAccount=" + ManagerName, "hostUsers=false", "shareProcessNamespace=false", "setHostnameAsFQDN=false",
+		"containers/manager/terminationMessagePath=/dev/termination-log",
+		"containers/manager/securityContext/privileged=false",
+		"containers/manager/securityContext/runAsNonRoot=true",
+		"containers/manager/securityContext/procMount=Default",
+		"containers/manager/securityContext/seccompProfile/type=RuntimeDefault"}, fmt.Sprintf("%s=%v", at, got))
+}
+
+// knownArguments reports whether a container's arguments run the manager, with no flags but those that an admin may
+// set. Those that remain lead it to other files or addresses: --listen would admit the whole cluster to sessions.
+func knownArguments(v any) bool {
+	args, _ := v.([]any)
+	if len(args) == 0 || args[0] != "manager" {
+		return false
+	}
+	mayHaveValue := false
+	for _, v := range args[1:] {
+		arg, _ := v.(string)
+		if strings.Contains(arg, "$(") { // the kubelet replaces it by a variable's value
+			return false
+		}
+		if mayHaveValue && !strings.HasPrefix(arg, "-") {
+			mayHaveValue = false
 			continue
 		}
-		found = true
-		add(len(c.Command) > 0, "its command is %q", c.Command)
-		add(len(c.Args) == 0 || c.Args[0] != "manager", "its arguments are %q", c.Args)
-		for _, m := range c.VolumeMounts {
-			add(path.Clean(m.MountPath) == "/" ||
-				path.Clean(m.MountPath) == program, "the volume %q replaces the program", m.Name)
+		name, _, hasValue := strings.Cut(arg, "=")
+		if !slices.Contains([]string{"--log-level", "--watch-namespaces", "--metrics-listen", "--proxy-listen",
+			"--health", "--allow-cidr", "--deny-cidr", "--allow-namespaces", "--authorize"}, name) {
+			return false
 		}
-		if sc := c.SecurityContext; sc != nil {
-			add(sc.Privileged != nil && *sc.Privileged, "it is privileged")
-			add(sc.AllowPrivilegeEscalation != nil && *sc.AllowPrivilegeEscalation, "it allows privilege escalation")
-			if sc.Capabilities != nil {
-				add(len(sc.Capabilities.Add) > 0, "it adds the capabilities %v", sc.Capabilities.Add)
-			}
-		}
+		mayHaveValue = !hasValue
 	}
-	account := cmp.Or(s.ServiceAccountName, s.DeprecatedServiceAccount)
-	add(account != ManagerName, "its ServiceAccount is %q", account)
-	add(s.HostNetwork, "it uses its node's network (hostNetwork)")
-	add(s.HostPID, "it sees its node's processes (hostPID)")
-	add(s.HostIPC, "it uses its node's IPC (hostIPC)")
-	add(slices.ContainsFunc(s.Volumes, func(v corev1.Volume) bool {
-		return v.HostPath != nil
-	}), "it mounts a directory of its node (hostPath)")
-	return all
+	return true
 }
 
 // noImage returns an error if there is no image to install.

@@ -9,8 +9,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
 )
@@ -34,35 +36,64 @@ func TestPreparedDeploymentIsNotMistakenForOurs(t *testing.T) {
 	}{
 		{"a second container", func(s *corev1.PodSpec) {
 			s.Containers = append(s.Containers, corev1.Container{Name: "sniffer", Image: "evil"})
-		}, `container "sniffer"`},
+		}, "containers/sniffer/"},
 		{"an init container", func(s *corev1.PodSpec) {
 			s.InitContainers = []corev1.Container{{Name: "patch", Image: "evil"}}
-		}, `init container "patch"`},
+		}, "initContainers/patch/"},
 		{"an ephemeral container", func(s *corev1.PodSpec) {
 			s.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug"}}}
-		}, `ephemeral container "debug"`},
-		{"another container in place of the manager", func(s *corev1.PodSpec) { s.Containers[0].Name = "web" }, `container "web"`},
-		{"no container", func(s *corev1.PodSpec) { s.Containers = nil }, "no container"},
-		{"another ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "cluster-admin" }, `ServiceAccount is "cluster-admin"`},
+		}, "ephemeralContainers/debug/"},
+		{"another container in place of the manager", func(s *corev1.PodSpec) { s.Containers[0].Name = "web" }, "containers/manager/args is missing"},
+		{"no container", func(s *corev1.PodSpec) { s.Containers = nil }, "containers/manager/args is missing"},
+		{"another ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "cluster-admin" }, `serviceAccountName is "cluster-admin"`},
 		{"another ServiceAccount, by the old field", func(s *corev1.PodSpec) {
 			s.ServiceAccountName, s.DeprecatedServiceAccount = "", "cluster-admin"
-		}, `ServiceAccount`},
+		}, `serviceAccount is "cluster-admin"`},
 		{"the node's network", func(s *corev1.PodSpec) { s.HostNetwork = true }, "hostNetwork"},
 		{"the node's processes", func(s *corev1.PodSpec) { s.HostPID = true }, "hostPID"},
 		{"the node's IPC", func(s *corev1.PodSpec) { s.HostIPC = true }, "hostIPC"},
 		{"privileged", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.Privileged = new(true) }, "privileged"},
-		{"privilege escalation", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.AllowPrivilegeEscalation = new(true) }, "privilege"},
+		{"privilege escalation", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.AllowPrivilegeEscalation = new(true) }, "allowPrivilegeEscalation"},
 		{"a capability", func(s *corev1.PodSpec) {
 			s.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{"NET_ADMIN"}
 		}, "NET_ADMIN"},
 		{"another program of the image", func(s *corev1.PodSpec) { s.Containers[0].Command = []string{"sh"} }, "command"},
-		{"another role of the program", func(s *corev1.PodSpec) { s.Containers[0].Args = []string{"gateway"} }, "arguments"},
+		{"another role of the program", func(s *corev1.PodSpec) { s.Containers[0].Args = []string{"gateway"} }, "args"},
 		{"a volume over the program", func(s *corev1.PodSpec) {
 			s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "x", MountPath: "/traffic"}}
-		}, "volume"},
+		}, "volumeMounts"},
 		{"a volume of the node", func(s *corev1.PodSpec) {
 			s.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
 		}, "hostPath"},
+		{"a nameserver", func(s *corev1.PodSpec) {
+			s.DNSPolicy, s.DNSConfig = corev1.DNSNone, &corev1.PodDNSConfig{Nameservers: []string{"192.0.2.1"}}
+		}, "dnsPolicy"},
+		{"an API server", func(s *corev1.PodSpec) {
+			s.Containers[0].Env = append(s.Containers[0].Env, corev1.EnvVar{Name: "KUBERNETES_SERVICE_HOST", Value: "192.0.2.1"})
+		}, "KUBERNETES_SERVICE_HOST"},
+		{"an empty variable", func(s *corev1.PodSpec) {
+			s.Containers[0].Env = append(s.Containers[0].Env, corev1.EnvVar{Name: "SSL_CERT_DIR"})
+		}, "SSL_CERT_DIR"},
+		{"a debug setting of Go", func(s *corev1.PodSpec) {
+			s.Containers[0].Env = append(s.Containers[0].Env, corev1.EnvVar{Name: "GODEBUG", Value: "tlsmlkem=0"})
+		}, "GODEBUG"},
+		{"a variable twice", func(s *corev1.PodSpec) {
+			s.Containers[0].Env = append(s.Containers[0].Env, corev1.EnvVar{Name: "POD_IP", Value: "192.0.2.1"})
+		}, "POD_IP"},
+		{"a variable of an annotation", func(s *corev1.PodSpec) {
+			s.Containers[0].Env[1].ValueFrom.FieldRef.FieldPath = "metadata.annotations['x']"
+		}, "POD_IP"},
+		{"user 0", func(s *corev1.PodSpec) { s.SecurityContext.RunAsUser = new(int64(0)) }, `securityContext/runAsUser is "0"`},
+		{"a user that may be 0", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.RunAsNonRoot = new(false) }, "runAsNonRoot"},
+		{"no seccomp profile", func(s *corev1.PodSpec) { s.SecurityContext.SeccompProfile = nil }, "seccompProfile/type is missing"},
+		{"no security context", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext = nil }, "is missing"},
+		{"its conns for all pods", func(s *corev1.PodSpec) { s.Containers[0].Args = []string{"manager", "--listen", ":10800"} }, "args"},
+		{"a port of the node", func(s *corev1.PodSpec) { s.Containers[0].Ports[0].HostPort = 80 }, "hostPort"},
+		{"a network volume", func(s *corev1.PodSpec) {
+			s.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "192.0.2.1", Path: "/"}}}}
+			s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "x", MountPath: "/etc/resolv.conf"}}
+		}, "volumes/x/nfs"},
+		{"text that a terminal interprets", func(s *corev1.PodSpec) { s.Hostname = "\x9b2J" + strings.Repeat("x", 1000) }, `hostname is "\x9b2J`},
 	} {
 		for _, o := range []Options{{Image: image}, {Image: "registry.example/kubevpn:2", Upgrade: true}} {
 			name := tt.name
@@ -83,6 +114,24 @@ func TestPreparedDeploymentIsNotMistakenForOurs(t *testing.T) {
 	}
 }
 
+// A policy of the cluster adds a container while the Deployment is applied.
+func TestRefusalAfterInstallSaysWhatWasApplied(t *testing.T) {
+	w := newWorld("", "")
+	w.PrependReactor("get", "deployments", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if !slices.Contains(w.changes, "patch deployments kubevpn/"+ManagerName) {
+			return false, nil, nil
+		}
+		d := deployment(Options{Namespace: "kubevpn", Image: image})
+		d.Spec.Template.Spec.Containers = append(d.Spec.Template.Spec.Containers, corev1.Container{Name: "mesh"})
+		return true, d, nil
+	})
+	e := api.AsError((&ensurer{kube: w, o: Options{Image: image}, timeout: 10 * time.Second}).run(t.Context()))
+	if e == nil || e.Code != api.ExitInstall || !strings.Contains(e.Message, "containers/mesh/") ||
+		strings.Contains(e.Hint, nothing) || !strings.Contains(e.Hint, "kubevpn uninstall --manager-namespace kubevpn") {
+		t.Errorf("got %+v", e)
+	}
+}
+
 // An admin may change these fields: the Deployment still runs the same program.
 func TestTunedDeploymentIsOurs(t *testing.T) {
 	w := newWorld("", "", prepared(func(s *corev1.PodSpec) {
@@ -90,10 +139,18 @@ func TestTunedDeploymentIsOurs(t *testing.T) {
 		s.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "registry"}}
 		s.PriorityClassName = "system-cluster-critical"
 		s.DeprecatedServiceAccount = ManagerName // as the API server sets it
-		s.Containers[0].Args = append(s.Containers[0].Args, "--proxy-listen", "")
-		s.Containers[0].Env = append(s.Containers[0].Env, corev1.EnvVar{Name: "TZ", Value: "UTC"})
-		s.Volumes = []corev1.Volume{{Name: "ca", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}}}
-		s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "ca", MountPath: "/etc/ssl/certs"}}
+		s.DNSPolicy, s.RestartPolicy, s.SchedulerName = corev1.DNSClusterFirst, corev1.RestartPolicyAlways, corev1.DefaultSchedulerName
+		s.DNSConfig = &corev1.PodDNSConfig{Options: []corev1.PodDNSConfigOption{{Name: "ndots", Value: new("2")}}}
+		s.SecurityContext.RunAsUser, s.SecurityContext.Sysctls = nil, nil // of a platform's range, and not permitted there
+		c := &s.Containers[0]
+		c.Args = append(c.Args, "--proxy-listen", "")
+		c.Env = append(c.Env, corev1.EnvVar{Name: "GOGC", Value: "80"}, corev1.EnvVar{Name: "GOMAXPROCS", Value: "4"})
+		c.TerminationMessagePath = corev1.TerminationMessagePathDefault
+		c.Ports = append(c.Ports, corev1.ContainerPort{Name: "metrics", ContainerPort: 10803, Protocol: corev1.ProtocolTCP})
+		c.Resources.Requests["ephemeral-storage"] = resource.MustParse("1Gi") // as GKE Autopilot sets it
+		c.LivenessProbe.TimeoutSeconds = 10
+		c.SecurityContext.Privileged, c.SecurityContext.RunAsNonRoot, c.SecurityContext.RunAsUser = new(false), new(true), new(int64(1000))
+		c.SecurityContext.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
 	})...)
 	if err := (&ensurer{kube: w, o: Options{Image: image}, timeout: 10 * time.Second}).run(t.Context()); err != nil {
 		t.Error(err)

@@ -53,7 +53,7 @@ capability.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.Listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)),
-		"address for sessions")
+		"loopback address for sessions")
 	f.StringVar(&o.Health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)),
 		"address for /livez and /readyz")
 	f.StringVar(&o.Proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)),
@@ -85,6 +85,10 @@ func run(ctx context.Context, o options) error {
 	// limit.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
+	}
+	// A session needs no credential but the right to forward a port of the pod.
+	if l, err := netip.ParseAddrPort(o.Listen); err != nil || !l.Addr().IsLoopback() {
+		return api.Errorf(api.ExitUsage, "--listen %q: sessions are for a loopback address, with its port", o.Listen)
 	}
 	for _, ns := range o.WatchNamespaces {
 		if len(validation.IsDNS1123Label(ns)) > 0 {

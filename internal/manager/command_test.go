@@ -33,3 +33,21 @@ func TestCommandRejectsWrongNetworks(t *testing.T) {
 		}
 	}
 }
+
+// Whoever reaches the address may use the manager.
+func TestManagerListensOnLoopbackOnly(t *testing.T) {
+	for address, want := range map[string]string{
+		":10800": "--listen", "0.0.0.0:10800": "--listen", "[::]:10800": "--listen", "10.0.0.1:10800": "--listen",
+		"[::ffff:10.0.0.1]:10800": "--listen", "localhost:10800": "--listen", "": "--listen",
+		// These get as far as the next check.
+		"127.0.0.1:10800": "--pod-ip", "[::1]:10800": "--pod-ip",
+	} {
+		cmd := NewCommand()
+		cmd.SetArgs([]string{"--listen", address, "--pod-ip", "wrong"})
+		var e *api.Error
+		if err := cmd.ExecuteContext(t.Context()); !errors.As(err, &e) || e.Code != api.ExitUsage ||
+			!strings.HasPrefix(e.Message, want) {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+}

@@ -4,6 +4,7 @@ package chart_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -23,6 +24,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
 
 	"kubevpn/internal/api"
@@ -53,7 +56,7 @@ func helm(t *testing.T, args ...string) *exec.Cmd {
 	return exec.CommandContext(t.Context(), program, args...)
 }
 
-// render returns the chart's objects, with the keys of objects.
+// render returns the chart's objects, with the keys of objects. It checks that laptops accept the manager of them.
 func render(t *testing.T, namespace string, args ...string) map[string]unstructured.Unstructured {
 	t.Helper()
 	cmd := helm(t, append([]string{"template", "vpn", chart, "--namespace", namespace}, args...)...)
@@ -63,7 +66,32 @@ func render(t *testing.T, namespace string, args ...string) map[string]unstructu
 	if err != nil {
 		t.Fatalf("%v: %s", err, stderr.String())
 	}
-	return objects(t, namespace, out)
+	all := objects(t, namespace, out)
+	checkAccepted(t, namespace, all)
+	return all
+}
+
+// server is an API server that has the objects.
+type server struct{ *fake.Clientset }
+
+func (s server) Kube() kubernetes.Interface { return s }
+
+func (server) ExplainContext(_ context.Context, err error) error { return err }
+
+// checkAccepted checks that laptops use the Deployment, and not that of another program.
+func checkAccepted(t *testing.T, namespace string, all map[string]unstructured.Unstructured) {
+	t.Helper()
+	var d appsv1.Deployment
+	decode(t, all["Deployment kubevpn-traffic-manager"], &d)
+	image := d.Spec.Template.Spec.Containers[0].Image
+	repository, _, _ := strings.Cut(image, "@")
+	repository = strings.TrimSuffix(repository, ":"+version.String())
+	repository = strings.TrimSuffix(repository, ":1")
+	consent := api.Consent{Managers: []api.TrustedManager{{NamespaceUID: "deployment:", Namespace: namespace,
+		Repository: repository, ServiceAccount: install.ManagerName}}}
+	if got, err := install.Find(t.Context(), server{fake.NewClientset(&d)}, namespace, "", consent); err != nil || got != image {
+		t.Errorf("laptops see the image %q, %v; want %q", got, err, image)
+	}
 }
 
 // objects parses YAML documents. The keys are kinds and names, with the namespace if it is another one.
