@@ -116,7 +116,7 @@ func (a *Agent) run(ctx context.Context) error {
 		}
 		began := time.Now()
 		switch err = a.follow(ctx, func(g api.AgentInfo) error {
-			retry, told = 0, false
+			retry, told, g.Leader = 0, false, api.LeaderOther
 			return a.announce(g)
 		}); {
 		case errors.Is(err, errForgotten):
@@ -188,6 +188,7 @@ func (a *Agent) serve(ctx context.Context, agents, conns net.Listener, number ui
 		return err
 	}
 	l.sidecar, l.arrived = len(a.cfg.Listen) > 0, a.infoServer.close
+	l.announce = func() error { return a.announce(l.info) }
 	l.receiver = newReceiver(a.cfg, l, number)
 	defer l.receiver.close()
 	if err := l.receiver.start(a.cfg.Listen); err != nil {
@@ -207,7 +208,7 @@ func (a *Agent) serve(ctx context.Context, agents, conns net.Listener, number ui
 	g.Go(func() error { return others.Run(live) })
 	l.work.Go(l.dispatch)
 	l.work.Go(func() { l.serveStandbys(others) })
-	if err := a.announce(l.info); err != nil {
+	if err := l.announce(); err != nil {
 		stop()
 		return errors.Join(err, g.Wait())
 	}

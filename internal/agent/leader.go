@@ -75,6 +75,7 @@ type leader struct {
 	receiver *receiver
 	sidecar  bool          // a sidecar: it does not end by itself
 	arrived  func()        // called when the agent's own owner connects
+	announce func() error  // prints info
 	reset    chan struct{} // closed by the order to reset
 	table    atomic.Pointer[table]
 	probed   atomic.Int64 // when the last probe was announced, in nanoseconds since 1970
@@ -105,7 +106,7 @@ func newLeader(live context.Context, conns net.Listener, number uint16, log *slo
 	}
 	l := &leader{
 		info: api.AgentInfo{Protocol: api.Protocol, Oldest: api.OldestProtocol, Version: version.String(),
-			Port: number, Key: hash},
+			Port: number, Key: hash, Leader: api.LeaderSelf},
 		log: log, live: live, reset: make(chan struct{}), budget: transport.NewBudget(maxControlStreams, maxBuffered),
 		owners: make(map[string]*owner), notes: make(map[port][]string), probes: make(map[string]time.Time),
 	}

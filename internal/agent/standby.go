@@ -97,6 +97,10 @@ func (l *leader) serveStandby(s *standby) error {
 		defer l.mu.Unlock()
 		delete(o.standbys, s)
 	}()
+	// The standby's owner looks for the key in this agent's log, of which the kubelet may have dropped the beginning.
+	if err := l.announce(); err != nil {
+		return err
+	}
 	if err := json.NewEncoder(s.conn).Encode(message{Info: &l.info}); err != nil {
 		return fmt.Errorf("answering a standby: %w", err)
 	}

@@ -32,16 +32,26 @@ const (
 func IsAgent(container string) bool { return strings.HasPrefix(container, AgentPrefix) }
 
 // AgentInfo is a JSON line on the agent's standard output. It names the agent of the pod to which the owner connects.
-// It is trustworthy, because the kubelet serves the container's log. The agent prints another one whenever the leader
-// changes. The port of AgentInfoPortVariable may serve it sooner; that only proves that a container of the pod sent it.
+// It is trustworthy if Leader is LeaderSelf, because the kubelet serves the container's log. The agent prints another
+// one whenever the leader changes, and a leader whenever another agent registers. The port of AgentInfoPortVariable may serve it sooner; that only proves that a container of the pod sent it.
 type AgentInfo struct {
 	Protocol int    `json:"protocol"`                 // the newest that the leader speaks
 	Oldest   int    `json:"oldestProtocol,omitempty"` // 0: Protocol alone
 	Version  string `json:"version"`
 	Port     uint16 `json:"port"` // of the pod, where the leader accepts laptops' conns
 	Key      string `json:"key"`  // KeyHash of the leader's key
-	Error    *Error `json:"error,omitempty"`
+	// Leader is LeaderSelf if the agent that prints the line is the leader. Then the key is authentic. It is LeaderOther
+	// if the agent repeats what a program told it that had bound AgentSocket, which any container of the pod can do.
+	// Empty: the agent is older, and the line can be either.
+	Leader string `json:"leader,omitempty"`
+	Error  *Error `json:"error,omitempty"`
 }
+
+// Values of AgentInfo.Leader.
+const (
+	LeaderSelf  = "self"
+	LeaderOther = "other"
+)
 
 // AgentHello is the first JSON line of the laptop on the control stream to the leader. Both ends use CommonProtocol.
 type AgentHello struct {

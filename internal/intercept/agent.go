@@ -23,6 +23,17 @@ func sidecarOf(p *corev1.Pod, hash string) string {
 	return ""
 }
 
+// otherAgents returns the names of the agents' containers of the pod, except one.
+func otherAgents(p *corev1.Pod, except string) (names []string) {
+	for _, c := range p.Spec.Containers {
+		names = append(names, c.Name)
+	}
+	for _, c := range p.Spec.EphemeralContainers {
+		names = append(names, c.Name)
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return !api.IsAgent(name) || name == except })
+}
+
 // parseInfo parses a line of an agent's log. ok is false for a line that is not an AgentInfo.
 func parseInfo(line string) (g api.AgentInfo, ok bool) {
 	if !strings.HasPrefix(line, "{") || json.Unmarshal([]byte(line), &g) != nil {

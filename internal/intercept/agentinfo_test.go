@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
+	"kubevpn/internal/workloads"
 )
 
 // answersAtPort makes the agents of w answer with say at their ports. Their logs stay empty until w.mute is closed.
@@ -160,6 +162,47 @@ func TestEndingAgentIsReplaced(t *testing.T) {
 					t.Errorf("%d agents were added", n)
 				}
 				old.end()
+			})
+		})
+	}
+}
+
+// A container beside the agent has bound the agents' socket, so the agent's log names that container's key.
+func TestKeyIsUsedOnlyIfAnAgentSaysItIsItsOwn(t *testing.T) {
+	for name, tt := range map[string]struct {
+		says func(container string, info *api.AgentInfo)
+		tls  bool
+		want string // a part of the error
+	}{
+		"fake leader": {func(_ string, g *api.AgentInfo) { g.Leader = api.LeaderOther }, false, "another program poses as the agent"},
+		"another key is that agent's own": {func(c string, g *api.AgentInfo) {
+			if g.Leader = api.LeaderOther; c == "kubevpn-agent-1" {
+				g.Leader, g.Key = api.LeaderSelf, "other"
+			}
+		}, false, "another program poses as the agent"},
+		"an agent before ours leads": {func(c string, g *api.AgentInfo) {
+			if c != "kubevpn-agent-1" {
+				g.Leader = api.LeaderOther
+			}
+		}, true, ""},
+		"old agent":         {func(_ string, g *api.AgentInfo) { g.Leader = "" }, false, ""},
+		"old agent and TLS": {func(_ string, g *api.AgentInfo) { g.Leader = "" }, true, "too old to receive a TLS key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "web-a")
+				w.says = tt.says
+				if _, _, err := w.Inject(t.Context(), w.pod("web-a"), workloads.Agent{Owner: "earlier"}); err != nil {
+					t.Fatal(err)
+				}
+				var spec api.InterceptSpec
+				if tt.tls {
+					spec.TLS = &api.TLSTermination{}
+				}
+				_, _, err := begin(t, w, spec)
+				if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+					t.Errorf("got %v, want %q", err, tt.want)
+				}
 			})
 		})
 	}

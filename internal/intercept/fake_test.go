@@ -84,6 +84,7 @@ type world struct {
 	noRoute     bool                                                               // the traffic manager does not reach the pods
 	infoLine    func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
 	protocols   [2]int                                                             // the newest and oldest of agents; zero: ours
+	says        func(container string, info *api.AgentInfo)                        // changes what a log says
 	oldAgents   bool                                                               // agents cannot record
 	place       string                                                             // the node of new pods
 	annotations map[string]string                                                  // of new pods
@@ -408,7 +409,11 @@ func (w *world) FollowLog(ctx context.Context, log workloads.Log, line func(stri
 			return api.Errorf(api.ExitInject, "%w", &workloads.ContainerEnded{Pod: pod, Container: container, ExitCode: 137})
 		}
 		if agent != nil && agent != before {
-			text, err := json.Marshal(agent.info)
+			info := agent.info
+			if w.says != nil {
+				w.says(container, &info)
+			}
+			text, err := json.Marshal(info)
 			if err != nil {
 				return err
 			}
@@ -503,7 +508,7 @@ func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
 	l := transporttest.NewListener()
 	a := &fakeAgent{
 		t: t, listener: l, owners: make(map[string]string), sessions: make(map[*transport.Session]string), conversations: make(map[*json.Encoder]string),
-		info:    api.AgentInfo{Protocol: api.Protocol, Version: "t", Port: 40001, Key: id.hash},
+		info:    api.AgentInfo{Protocol: api.Protocol, Version: "t", Port: 40001, Key: id.hash, Leader: api.LeaderSelf},
 		records: make(chan api.Record), ordered: make(chan api.RecordOrder, 64),
 	}
 	for _, c := range others {

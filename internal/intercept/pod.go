@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -261,10 +262,67 @@ func (c *podIntercept) listen(ctx context.Context, agent podAgent, infos chan<- 
 	if agent.infoPort != 0 {
 		port.Go(func() { c.askPort(asking, agent.infoPort, infos) })
 	}
-	return c.followLog(ctx, agent, func(info api.AgentInfo) {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	err := c.followLog(ctx, agent, func(info api.AgentInfo) {
 		stop()
+		if err := c.checkLeader(ctx, agent, info); err != nil {
+			fail(err)
+			return
+		}
 		sendInfo(ctx, infos, info)
 	})
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// leaderTimeout is how long the log of a leader that another agent names may take to show its key.
+const leaderTimeout = 10 * time.Second
+
+// checkLeader returns an error unless the log of an agent's container has announced info's key as its own: info is what
+// agent's log says, which can repeat the words of any container of the pod. Old agents do not say whose key it is. They
+// may lead, but get no key of the application.
+func (c *podIntercept) checkLeader(ctx context.Context, agent podAgent, info api.AgentInfo) error {
+	own := func(g api.AgentInfo) bool {
+		return g.Key == info.Key && g.Port == info.Port &&
+			(g.Leader == api.LeaderSelf || g.Leader == "" && c.i.claim.TLS == nil)
+	}
+	if own(info) {
+		return nil
+	}
+	within, cancel := context.WithTimeout(ctx, leaderTimeout)
+	defer cancel()
+	var found atomic.Bool
+	var logs sync.WaitGroup
+	for _, name := range otherAgents(c.latest(), agent.container) {
+		logs.Go(func() {
+			log := workloads.Log{Namespace: c.i.cfg.Namespace, Pod: c.name, Container: name, Await: c.await}
+			err := c.i.pods.FollowLog(within, log, func(line string) {
+				if g, ok := parseInfo(line); ok && own(g) {
+					found.Store(true)
+					cancel()
+				}
+			})
+			c.i.log.Debug("an agent's log has been read", "pod", c.name, "container", name, "err", err)
+		})
+	}
+	logs.Wait()
+	switch {
+	case found.Load():
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case info.Leader == "":
+		return api.Errorf(api.ExitIncompatible, "the agent in pod %s (%s) is too old to receive a TLS key: it does not "+
+			"say whether its own key is in its log", c.name, info.Version).
+			WithHint("Run `kubevpn connect --upgrade` to upgrade the traffic manager and its agents to this version.")
+	}
+	return api.Errorf(api.ExitInject, "another program poses as the agent in pod %s: no agent's log has the key of the "+
+		"leader", c.name).
+		WithHint("A container of the pod has bound the socket %s, or an agent of an older version leads there.\n"+
+			"`kubevpn reset` ends the agents.", api.AgentSocket)
 }
 
 func sendInfo(ctx context.Context, infos chan<- api.AgentInfo, info api.AgentInfo) {
