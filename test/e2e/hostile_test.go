@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,11 +25,12 @@ import (
 const hostileRef = "docker.io/kubevpn/hostile:e2e"
 
 // hostileSuite attacks a laptop as a tenant who may write in one namespace, as a malicious traffic manager, and as a
-// neighbor on the laptop's network. Each attack must fail.
+// neighbor on the laptop's network. A pod of the cluster attacks all that other pods can reach. Each attack must fail.
 func hostileSuite(t *testing.T, w *world) {
 	t.Run("tenant", func(t *testing.T) { hostileTenant(t, w) })
 	t.Run("manager", func(t *testing.T) { hostileManager(t, w) })
 	t.Run("neighbour", func(t *testing.T) { hostileNeighbour(t, w) })
+	t.Run("pod", func(t *testing.T) { hostilePod(t, w) })
 }
 
 func hostileTenant(t *testing.T, w *world) {
@@ -179,14 +181,22 @@ func tenantManager(t *testing.T, l *laptop) {
 	l.sameAs(t, before)
 }
 
-// hostileManager connects to a manager that attacks as the connection's namespace tells it.
-func hostileManager(t *testing.T, w *world) {
-	if err := build.Hostile(t.Context(), bin, hostileRef); err != nil {
+// buildHostile builds the hostile image once.
+var buildHostile = sync.OnceValue(func() error { return build.Hostile(context.Background(), bin, hostileRef) })
+
+func (w *world) loadHostile(t *testing.T) {
+	t.Helper()
+	if err := buildHostile(); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Load(t.Context(), filepath.Join(bin, "hostile.tar")); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// hostileManager connects to a manager that attacks as the connection's namespace tells it.
+func hostileManager(t *testing.T, w *world) {
+	w.loadHostile(t)
 	const namespace = "hostile-manager"
 	l := w.newUser(t, lab.Admin)
 	if r := l.run(t, "kubevpn", "install", "--manager-namespace", namespace, "--image", hostileRef); r.code != 0 {

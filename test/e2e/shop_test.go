@@ -81,7 +81,7 @@ spec:
         - {containerPort: 9001, name: raw}
         - {containerPort: 9001, name: rawudp, protocol: UDP}
         - {containerPort: 5300, name: dns, protocol: UDP}
-        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
+        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1, timeoutSeconds: 10} # on a busy machine too
 ---
 apiVersion: v1
 kind: Service

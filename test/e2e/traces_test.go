@@ -327,7 +327,7 @@ type attempt struct {
 
 func (l *laptop) begin(t *testing.T, args ...string) *attempt {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	a := &attempt{cmd: l.command(ctx, t, append([]string{"kubevpn", "connect", "-o", "json"}, args...)...)}
 	a.cmd.Stderr = &a.stderr
 	out, err := a.cmd.StdoutPipe()

@@ -9,6 +9,10 @@
 //	names            sends two million Service names
 //	message          sends one control message of 1 GiB
 //	streams          opens 200 000 streams to the laptop
+//
+// With the argument attack it is a pod instead that attacks the ports of others (attack.go):
+//
+//	hostile attack [-for 1m] ADDRESS:PORT...
 package main
 
 import (
@@ -36,7 +40,13 @@ const streams = 200_000
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx); err != nil && ctx.Err() == nil {
+	var err error
+	if len(os.Args) > 1 && os.Args[1] == "attack" {
+		err = runAttack(ctx, os.Args[2:])
+	} else {
+		err = run(ctx)
+	}
+	if err != nil && ctx.Err() == nil {
 		fmt.Fprintln(os.Stderr, "hostile:", err)
 		os.Exit(1)
 	}
