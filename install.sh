@@ -1,12 +1,16 @@
 #!/bin/sh
-# Installs kubevpn: downloads the archive for this machine and checksums.txt of a release, verifies the checksum, and
-# copies the program, its man pages and completions below PREFIX.
+# Installs kubevpn: downloads the archive for this machine and checksums.txt of a release, verifies the signature and the
+# checksum, and copies the program, its man pages and completions below PREFIX.
 #
-#   sh install.sh [--version VERSION] [--prefix PREFIX] [--from URL]
+#   sh install.sh [--version VERSION] [--prefix PREFIX] [--from URL] [--key FILE]
 #
 #   --version   for example 1.2.0; default: the latest release
 #   --prefix    default: /usr/local as root, else ~/.local
 #   --from      a URL or a directory with the archive and checksums.txt, instead of the release on GitHub
+#   --key       the public key that verifies the signature; default: the certificate of the release's workflow on GitHub
+#
+# Only cosign can verify the signature. With --key it is required; without cosign and --key the script says that it
+# verified only the checksum.
 set -eu
 
 repository=
@@ -16,33 +20,22 @@ fail() {
 	exit 1
 }
 
-version= from= prefix=
-while [ $# -gt 0 ]; do
-	[ $# -ge 2 ] || fail "$1 requires a value, or is unknown"
-	case $1 in
-	--version) version=${2#v} ;;
-	--prefix) prefix=$2 ;;
-	--from) from=${2%/} ;;
-	*) fail "unknown option $1" ;;
+# is_loopback URL: the only http that no other machine can change.
+is_loopback() {
+	authority=${1#http://}
+	authority=${authority%%[/?#]*}
+	case $authority in
+	*@* | *\\*) false ;; # the host may be what follows
+	localhost | localhost:* | 127.0.0.1 | 127.0.0.1:* | '[::1]' | '[::1]':*) ;;
+	*) false ;;
 	esac
-	shift 2
-done
-if [ -z "$prefix" ]; then
-	if [ "$(id -u)" -eq 0 ]; then prefix=/usr/local; else prefix=$HOME/.local; fi
-fi
+}
 
-# fetch NAME FILE: from $from, a URL or a directory.
+# fetch NAME FILE: from $from, a URL or a directory. It follows redirects to https alone.
 fetch() {
 	case $from in
-	https://* | http://*)
-		if command -v curl >/dev/null; then
-			curl -fsSL -o "$2" "$from/$1"
-		elif command -v wget >/dev/null; then
-			wget -q -O "$2" "$from/$1"
-		else
-			fail 'curl or wget is required'
-		fi
-		;;
+	https://*) curl -fsSL --proto '=https' --proto-redir '=https' -o "$2" "$from/$1" ;;
+	http://*) curl -fsS --proto '=http' -o "$2" "$from/$1" ;;
 	*) cp "$from/$1" "$2" ;;
 	esac || fail "cannot download $from/$1"
 }
@@ -57,45 +50,35 @@ sum() {
 	fi | cut -d ' ' -f 1
 }
 
-case $(uname -s) in
-Linux) os=linux ;;
-Darwin) os=darwin ;;
-*) fail "there is no archive for $(uname -s) that this script installs; see the release" ;;
-esac
-case $(uname -m) in
-x86_64 | amd64) arch=amd64 ;;
-aarch64 | arm64) arch=arm64 ;;
-*) fail "there is no archive for $(uname -m)" ;;
-esac
+# quoted TEXT: as a regular expression.
+quoted() { printf '%s' "$1" | sed 's/[.+]/\\&/g'; }
 
-if [ -z "$from" ]; then
-	[ -n "$repository" ] || fail 'this copy belongs to no release: use --from'
-	if [ -n "$version" ]; then
-		from=https://github.com/$repository/releases/download/v$version
+# verify FILE BUNDLE: the signature of FILE, by $key or by the workflow that releases $version.
+verify() {
+	if [ -n "$key" ]; then
+		cosign verify-blob --key "$key" --insecure-ignore-tlog --bundle "$2" "$1"
 	else
-		from=https://github.com/$repository/releases/latest/download
+		tag='[^/]+'
+		[ -z "$version" ] || tag=$(quoted "$version")
+		cosign verify-blob --certificate-oidc-issuer https://token.actions.githubusercontent.com --certificate-identity-regexp \
+			"^https://github\.com/$(quoted "$repository")/\.github/workflows/release\.yaml@refs/tags/v$tag\$" \
+			--bundle "$2" "$1"
 	fi
-fi
+}
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' HUP INT TERM
-
-fetch checksums.txt "$work/checksums.txt"
-# The only line for this system; with --version, of that version.
-line=$(grep -E "^[0-9a-f]{64}  kubevpn_[0-9A-Za-z.+-]+_${os}_$arch\.tar\.gz\$" "$work/checksums.txt" |
-	grep -F "  kubevpn_${version:+${version}_}" || true)
-[ -n "$line" ] || fail "checksums.txt of $from has no archive ${version:+of version $version }for $os/$arch"
-[ "$(printf '%s\n' "$line" | wc -l)" -eq 1 ] || fail "checksums.txt of $from has several archives for $os/$arch"
-want=${line%% *}
-archive=${line##* }
-
-fetch "$archive" "$work/$archive"
-got=$(sum "$work/$archive")
-[ "$got" = "$want" ] || fail "$archive has the checksum $got instead of $want: nothing was installed"
-
-mkdir "$work/unpacked"
-tar -xzf "$work/$archive" -C "$work/unpacked"
+# check_signature: of $work/checksums.txt, which has the checksums of everything else.
+check_signature() {
+	if ! command -v cosign >/dev/null; then
+		[ -z "$key" ] || fail '--key requires cosign: https://docs.sigstore.dev/cosign/system_config/installation'
+		printf 'install.sh: cosign is missing: verifying the checksum, but not who signed it\n' >&2
+	elif [ -z "$key$repository" ]; then
+		printf 'install.sh: this copy belongs to no release: verifying the checksum only; --key verifies the signature\n' >&2
+	else
+		fetch checksums.txt.sigstore.json "$work/bundle"
+		said=$(verify "$work/checksums.txt" "$work/bundle" 2>&1) ||
+			fail "the signature of checksums.txt is wrong, or cosign is older than 3.0: nothing was installed: $said"
+	fi
+}
 
 # put FILE DIRECTORY NAME MODE: replaces a running program too.
 put() {
@@ -104,17 +87,87 @@ put() {
 	chmod "$4" "$2/.$3.new"
 	mv -f "$2/.$3.new" "$2/$3"
 }
-cd "$work/unpacked"
-put kubevpn "$prefix/bin" kubevpn 0755
-for page in man/*.1.gz; do
-	[ ! -e "$page" ] || put "$page" "$prefix/share/man/man1" "${page##*/}" 0644
-done
-put completions/kubevpn.bash "$prefix/share/bash-completion/completions" kubevpn 0644
-put completions/_kubevpn "$prefix/share/zsh/site-functions" _kubevpn 0644
-put completions/kubevpn.fish "$prefix/share/fish/vendor_completions.d" kubevpn.fish 0644
 
-printf 'installed %s\n' "$prefix/bin/kubevpn"
-case :$PATH: in
-*":$prefix/bin:"*) ;;
-*) printf '%s is not in your PATH\n' "$prefix/bin" ;;
-esac
+main() {
+	version= from= prefix= key=
+	while [ $# -gt 0 ]; do
+		[ $# -ge 2 ] || fail "$1 requires a value, or is unknown"
+		case $1 in
+		--version) version=${2#v} ;;
+		--prefix) prefix=$2 ;;
+		--from) from=${2%/} ;;
+		--key) key=$2 ;;
+		*) fail "unknown option $1" ;;
+		esac
+		shift 2
+	done
+	[ -z "$key" ] || [ -f "$key" ] || fail "there is no file $key"
+	if [ -z "$prefix" ]; then
+		if [ "$(id -u)" -eq 0 ]; then prefix=/usr/local; else prefix=$HOME/.local; fi
+	fi
+
+	case $(uname -s) in
+	Linux) os=linux ;;
+	Darwin) os=darwin ;;
+	*) fail "there is no archive for $(uname -s) that this script installs; see the release" ;;
+	esac
+	case $(uname -m) in
+	x86_64 | amd64) arch=amd64 ;;
+	aarch64 | arm64) arch=arm64 ;;
+	*) fail "there is no archive for $(uname -m)" ;;
+	esac
+
+	if [ -z "$from" ]; then
+		[ -n "$repository" ] || fail 'this copy belongs to no release: use --from'
+		if [ -n "$version" ]; then
+			from=https://github.com/$repository/releases/download/v$version
+		else
+			from=https://github.com/$repository/releases/latest/download
+		fi
+	fi
+	case $from in
+	http://*) is_loopback "$from" || fail "$from: anybody on the way can change what http downloads; use https" ;;
+	esac
+	case $from in
+	http://* | https://*) command -v curl >/dev/null || fail 'curl is required' ;;
+	esac
+
+	work=$(mktemp -d)
+	trap 'rm -rf "$work"' EXIT
+	trap 'exit 1' HUP INT TERM
+
+	fetch checksums.txt "$work/checksums.txt"
+	check_signature
+	# The only line for this system; with --version, of that version.
+	line=$(grep -E "^[0-9a-f]{64}  kubevpn_[0-9A-Za-z.+-]+_${os}_$arch\.tar\.gz\$" "$work/checksums.txt" |
+		grep -F "  kubevpn_${version:+${version}_}" || true)
+	[ -n "$line" ] || fail "checksums.txt of $from has no archive ${version:+of version $version }for $os/$arch"
+	[ "$(printf '%s\n' "$line" | wc -l)" -eq 1 ] || fail "checksums.txt of $from has several archives for $os/$arch"
+	want=${line%% *}
+	archive=${line##* }
+
+	fetch "$archive" "$work/$archive"
+	got=$(sum "$work/$archive")
+	[ "$got" = "$want" ] || fail "$archive has the checksum $got instead of $want: nothing was installed"
+
+	mkdir "$work/unpacked"
+	tar -xzf "$work/$archive" -C "$work/unpacked"
+
+	cd "$work/unpacked"
+	put kubevpn "$prefix/bin" kubevpn 0755
+	for page in man/*.1.gz; do
+		[ ! -e "$page" ] || put "$page" "$prefix/share/man/man1" "${page##*/}" 0644
+	done
+	put completions/kubevpn.bash "$prefix/share/bash-completion/completions" kubevpn 0644
+	put completions/_kubevpn "$prefix/share/zsh/site-functions" _kubevpn 0644
+	put completions/kubevpn.fish "$prefix/share/fish/vendor_completions.d" kubevpn.fish 0644
+
+	printf 'installed %s\n' "$prefix/bin/kubevpn"
+	case :$PATH: in
+	*":$prefix/bin:"*) ;;
+	*) printf '%s is not in your PATH\n' "$prefix/bin" ;;
+	esac
+}
+
+# Nothing runs before the last byte of the script has arrived.
+{ main "$@"; }
