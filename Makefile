@@ -22,13 +22,14 @@ ARCHS   ?= amd64 arm64
 # What the image holds: /traffic, which runs as an ordinary user, and iptables for its gateway, from Debian's packages.
 LAYOUT   = --ref $(or $(IMAGE),$(error set IMAGE: make $@ IMAGE=registry.example/kubevpn:1)) --user 65532:65532 --iptables \
 	--label org.opencontainers.image.version=$(VERSION) --label org.opencontainers.image.revision=$(COMMIT)
-# A key of cosign, to sign with what push-image pushes. COSIGN_PASSWORD in the environment is the key's password.
+# A key of cosign, which signs what push-image pushes and the checksums of a release. COSIGN_PASSWORD in the environment is
+# the key's password. Without a key, a workflow on GitHub that may write id-tokens signs with a certificate of its own.
 COSIGN_KEY ?=
 COSIGN_FLAGS ?= --yes --recursive --use-signing-config=false --tlog-upload=false
 COSIGN   = $(GO) tool -modfile=tools/cosign/go.mod cosign
 
 .DEFAULT_GOAL := help
-.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck unit ci lab demo demo-down check elsewhere contracts docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
+.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck toolchain unit ci lab demo demo-down check elsewhere contracts docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-16s %s\n", $$1, $$2 }'
@@ -55,7 +56,8 @@ image: bin/linux-$(ARCH)/traffic bin/image ## bin/kubevpn-image.tar of IMAGE, wh
 
 push-image: $(ARCHS:%=bin/linux-%/traffic) bin/image ## push IMAGE for amd64 and arm64, signed if COSIGN_KEY is set, with docker login's credentials
 	@ref=$$(bin/image push $(LAYOUT) $(ARCHS:%=--file bin/linux-%/traffic:/traffic)) && \
-	if [ -n "$(COSIGN_KEY)" ]; then $(COSIGN) sign $(COSIGN_FLAGS) --key "$(COSIGN_KEY)" "$$ref" >&2; fi && echo "$$ref"
+	if [ -n "$(COSIGN_KEY)" ]; then $(COSIGN) sign $(COSIGN_FLAGS) --key "$(COSIGN_KEY)" "$$ref" >&2; \
+	elif [ -n "$$ACTIONS_ID_TOKEN_REQUEST_URL" ]; then $(COSIGN) sign --yes --recursive "$$ref" >&2; fi && echo "$$ref"
 
 image-lock: bin/image ## lock the current versions of Debian's packages in the image
 	bin/image lock --out test/image/debian.lock.json
@@ -64,6 +66,7 @@ image-lock: bin/image ## lock the current versions of Debian's packages in the i
 release-check release-snapshot release: export VERSION := $(VERSION)
 release-check release-snapshot release: export COMMIT := $(COMMIT)
 release-check release-snapshot: export IMAGE := $(IMAGE)
+release-snapshot release: export COSIGN_KEY := $(COSIGN_KEY)
 
 release-check: ## check .goreleaser.yaml, and build the program of a release for this machine
 	scripts/release check
@@ -107,6 +110,9 @@ docs: ## write docs/reference from the commands and types, and the README of the
 
 test: ## lint, unit tests, network namespaces, real clusters (the last two: Linux, root); without clusters: scripts/test unit
 	scripts/test
+
+toolchain: ## check that go.mod names the newest patch release of Go (network); scripts/toolchain update raises it
+	scripts/toolchain
 
 unit: ## the part of test that needs no clusters
 	scripts/test unit

@@ -2,6 +2,8 @@ module kubevpn
 
 go 1.26.3
 
+toolchain go1.26.11
+
 require (
 	github.com/DataDog/datadog-agent/pkg/template v0.85.2
 	github.com/bmatcuk/doublestar/v4 v4.10.4

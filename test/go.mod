@@ -2,6 +2,8 @@ module kubevpn/test
 
 go 1.26.3
 
+toolchain go1.26.11
+
 replace kubevpn => ../
 
 require (

@@ -2,6 +2,8 @@ module kubevpn/tools
 
 go 1.26.3
 
+toolchain go1.26.11
+
 tool (
 	github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	gotest.tools/gotestsum

@@ -1,11 +1,15 @@
 package repotest
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
 )
 
 // The workflows run targets of the Makefile, so that everybody can repeat what they do. Exceptions prepare a runner.
@@ -33,5 +37,80 @@ func TestWorkflowsOnlyCallMake(t *testing.T) {
 				t.Errorf("%s: the Makefile has no target %s", filepath.Base(file), words[1])
 			}
 		}
+	}
+}
+
+// A job that may write runs only actions of a known commit: whoever can move a tag of an action must not get its rights.
+func TestWorkflowsThatMayWritePinActions(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root(t), ".github/workflows/*.y*ml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	type permissions = map[string]string
+	pinned := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var workflow struct {
+			Permissions permissions
+			Jobs        map[string]struct {
+				Permissions permissions
+				Steps       []struct{ Uses string }
+			}
+		}
+		if err := yaml.Unmarshal(text, &workflow); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		if workflow.Permissions == nil {
+			t.Errorf("%s has no permissions: its jobs have those of the repository's settings", filepath.Base(file))
+		}
+		for name, job := range workflow.Jobs {
+			granted := job.Permissions
+			if granted == nil {
+				granted = workflow.Permissions
+			}
+			if !slices.Contains(slices.Collect(maps.Values(granted)), "write") {
+				continue
+			}
+			for _, step := range job.Steps {
+				if step.Uses == "" {
+					continue
+				}
+				pinned++
+				if !regexp.MustCompile(`@[0-9a-f]{40}$`).MatchString(step.Uses) {
+					t.Errorf("%s: the job %s may write and uses %s, which is no commit", filepath.Base(file), name, step.Uses)
+				}
+			}
+		}
+	}
+	if pinned == 0 {
+		t.Error("no job that may write uses an action: this test reads the workflows wrongly")
+	}
+}
+
+// Without a toolchain line, a release is built by the oldest Go that can build it. scripts/toolchain, which needs the
+// network, checks that the line names the newest patch release.
+func TestModulesNameTheSameToolchain(t *testing.T) {
+	var files []string
+	for _, pattern := range []string{"go.mod", "test/go.mod", "tools/go.mod", "tools/*/go.mod"} {
+		found, err := filepath.Glob(filepath.Join(root(t), pattern))
+		if err != nil || len(found) == 0 {
+			t.Fatalf("no %s: %v", pattern, err)
+		}
+		files = append(files, found...)
+	}
+	lines := map[string][]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := regexp.MustCompile(`(?m)^toolchain go\d+\.\d+\.\d+$`).FindString(string(text))
+		lines[line] = append(lines[line], file)
+	}
+	if len(lines) != 1 || lines[""] != nil {
+		t.Errorf("the toolchain lines differ, or are missing: %q; run scripts/toolchain update", lines)
 	}
 }

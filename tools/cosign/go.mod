@@ -2,6 +2,8 @@ module kubevpn/tools/cosign
 
 go 1.26.3
 
+toolchain go1.26.11
+
 tool github.com/sigstore/cosign/v3/cmd/cosign
 
 require (

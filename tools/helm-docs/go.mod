@@ -2,6 +2,8 @@ module kubevpn/tools/helm-docs
 
 go 1.26.3
 
+toolchain go1.26.11
+
 tool github.com/norwoodj/helm-docs/cmd/helm-docs
 
 require (

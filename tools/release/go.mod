@@ -2,6 +2,8 @@ module kubevpn/tools/release
 
 go 1.26.3
 
+toolchain go1.26.11
+
 tool github.com/goreleaser/goreleaser/v2
 
 require (
