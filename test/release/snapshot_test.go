@@ -155,7 +155,7 @@ func TestChecksumsCoverAllFiles(t *testing.T) {
 			t.Errorf("%s has the checksum %s, and checksums.txt says %s", name, got, sum)
 		}
 	}
-	for _, pattern := range []string{"*.tar.gz", "*.zip", "*.deb", "*.rpm", "*.spdx.json", "kubevpn-*.tgz"} {
+	for _, pattern := range []string{"*.tar.gz", "*.zip", "*.deb", "*.rpm", "*.spdx.json", "kubevpn-*.tgz", "install.sh"} {
 		files, err := filepath.Glob(filepath.Join(dist, pattern))
 		if err != nil || len(files) == 0 {
 			t.Errorf("there is no %s: %v", pattern, err)
