@@ -2,6 +2,8 @@ package intercept
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
@@ -78,7 +81,7 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 			container).
 			WithHint("Name the port: --port LOCAL:CONTAINER")
 	}
-	c := sidecarContainer(a, nextSidecar(spec))
+	c := sidecarContainer(a, nextSidecar(spec), sidecarUser(spec, a.Owner))
 	p := sidecarPlan{template: template}
 	taken := make(map[uint16]bool)
 	for _, c := range slices.Concat(spec.Containers, spec.InitContainers) {
@@ -118,7 +121,9 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 
 // sidecarContainer returns the agent's container, which complies with the "restricted" pod security standard. It
 // requests CPU because autoscalers ignore pods with a container that requests none.
-func sidecarContainer(a workloads.Agent, name string) corev1.Container {
+func sidecarContainer(a workloads.Agent, name string, user int64) corev1.Container {
+	security := workloads.Restricted()
+	security.RunAsUser, security.RunAsGroup = &user, &user
 	return corev1.Container{
 		Name:            name,
 		Image:           a.Image,
@@ -129,8 +134,34 @@ func sidecarContainer(a workloads.Agent, name string) corev1.Container {
 			corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi"),
 		}},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		SecurityContext:          workloads.Restricted(),
+		SecurityContext:          security,
 	}
+}
+
+// sidecarUser returns the user of the template's agents. They recognize each other by it, at the socket of their leader,
+// so no other container should have it, and least of all one of its image: 65532 is that of all distroless ones. Image
+// and template decide about the other containers, so it depends on the owner. User namespaces map 65536 users.
+func sidecarUser(spec corev1.PodSpec, owner string) int64 {
+	used := make(map[int64]bool)
+	use := func(user *int64) { used[ptr.Deref(user, -1)] = true }
+	if s := spec.SecurityContext; s != nil {
+		use(s.RunAsUser)
+	}
+	for _, c := range slices.Concat(spec.Containers, spec.InitContainers) {
+		if s := c.SecurityContext; s != nil {
+			if api.IsAgent(c.Name) && s.RunAsUser != nil {
+				return *s.RunAsUser
+			}
+			use(s.RunAsUser)
+		}
+	}
+	const first, users = 10000, 50000
+	sum := sha256.Sum256([]byte(owner))
+	user := int64(binary.BigEndian.Uint64(sum[:]) % users)
+	for used[first+user] {
+		user = (user + 1) % users
+	}
+	return first + user
 }
 
 // sidecarPort chooses the name of the agent's port, and its number: those of another owner's agent in the template,

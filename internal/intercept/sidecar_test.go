@@ -417,3 +417,33 @@ spec:
 		t.Errorf("a patch of another Service changed %s, %v", cmp.Diff(x, same), err)
 	}
 }
+
+// Agents of one pod recognize each other by their user. Images of containers beside them often run as 65532.
+func TestSidecarsShareAUserThatNobodyElseHas(t *testing.T) {
+	template := func(securityContext string) map[string]any {
+		return object(t, `
+spec:
+  securityContext: {runAsUser: 65532}
+  containers:
+  - {name: app, ports: [{name: http, containerPort: 8080}], securityContext: `+securityContext+`}`)
+	}
+	ports := []workloads.Port{{Protocol: "tcp", Port: 8080, Name: "http", Container: "app"}}
+	plan := func(template map[string]any, a workloads.Agent) (map[string]any, corev1.SecurityContext) {
+		p, err := planSidecar(template, "app", ports, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.template, *agentOf(t, p.template).SecurityContext
+	}
+	planned, mine := plan(template("{}"), mySidecar)
+	user := *mine.RunAsUser
+	if user < 1000 || user == 65532 || user > 65535 || *mine.RunAsGroup != user {
+		t.Errorf("the agent runs as %d:%d", user, *mine.RunAsGroup)
+	}
+	if _, yours := plan(planned, yourSidecar); *yours.RunAsUser != user {
+		t.Errorf("another owner's agent runs as %d, the first as %d", *yours.RunAsUser, user)
+	}
+	if _, other := plan(template(fmt.Sprintf("{runAsUser: %d}", user)), mySidecar); *other.RunAsUser == user {
+		t.Errorf("the agent and the application run as %d", user)
+	}
+}
