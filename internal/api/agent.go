@@ -33,7 +33,8 @@ func IsAgent(container string) bool { return strings.HasPrefix(container, AgentP
 
 // AgentInfo is a JSON line on the agent's standard output. It names the agent of the pod to which the owner connects.
 // It is trustworthy if Leader is LeaderSelf, because the kubelet serves the container's log. The agent prints another
-// one whenever the leader changes, and a leader whenever another agent registers. The port of AgentInfoPortVariable may serve it sooner; that only proves that a container of the pod sent it.
+// one whenever the leader changes, and a leader whenever another agent registers. The port of AgentInfoPortVariable may
+// serve it sooner; that only proves that a container of the pod sent it.
 type AgentInfo struct {
 	Protocol int    `json:"protocol"`                 // the newest that the leader speaks
 	Oldest   int    `json:"oldestProtocol,omitempty"` // 0: Protocol alone

@@ -8,8 +8,8 @@ const Protocol = 3
 // before, so that laptops one minor version ahead or behind work.
 const OldestProtocol = 3
 
-// CommonProtocol returns the version that a session uses: the newest that both ends speak. newest and oldest are those of
-// the other end. It may leave out oldest, if it speaks newest alone.
+// CommonProtocol returns the version that a session uses: the newest that both ends speak. newest and oldest are those
+// of the other end. It may leave out oldest, if it speaks newest alone.
 func CommonProtocol(newest, oldest int) (version int, ok bool) {
 	if oldest == 0 {
 		oldest = newest

@@ -89,8 +89,8 @@ func (m *Mirror[T]) Follow(ctx context.Context, f func([]T)) error {
 }
 
 // Run lists and watches until ctx ends, and again whenever the connection breaks. If the user may not see the objects,
-// the Mirror stays empty. The pause between two attempts is client-go's: 0.8 s at first and 30 s to 60 s at last, so that
-// the mirrors of many laptops do not keep an API server down. It is short again after 2 minutes without a failure.
+// the Mirror stays empty. The pause between two attempts is client-go's: 0.8 s at first and 30 s to 60 s at last, so
+// that the mirrors of many laptops do not keep an API server down. It is short again after 2 minutes without a failure.
 func (m *Mirror[T]) Run(ctx context.Context) {
 	quiet := klog.Logger{} // client-go would write errors to standard error before it retries
 	cache.NewReflectorWithOptions(m.from, m.kind, m, cache.ReflectorOptions{

@@ -22,7 +22,8 @@ type outside struct{}
 
 var _ netstack.Dialer = outside{}
 
-// nat64 returns the addresses by which a network with IPv6 only reaches the IPv4 address in the last 4 bytes (RFC 6052).
+// nat64 returns the addresses by which a network with IPv6 only reaches the IPv4 address in the last 4 bytes (RFC
+// 6052).
 func nat64() netip.Prefix { return netip.MustParsePrefix("64:ff9b::/96") }
 
 // refuseOutside returns why an address is not outside of this machine, or "": it is special, such as a loopback or

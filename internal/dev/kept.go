@@ -20,7 +20,8 @@ var kept = []struct{ names, why string }{
 	{"LD_* DYLD_* GCONV_PATH GETCONF_DIR GLIBC_TUNABLES LOCPATH NLSPATH TERMCAP TERMINFO*",
 		"the loader and the C library load code and data from there"},
 	{"SHELL BASH* ENV ZDOTDIR FPATH IFS PS0 PS1 PS2 PS4 SHELLOPTS", "they decide how a shell starts, or what it executes"},
-	{"EXINIT VIM* NVIM* EMACS* FZF_* LESS LESSOPEN LESSCLOSE LESSKEY* RIPGREP_* BAT_* TMUX*", "editors and tools of the terminal execute what they name"},
+	{"EXINIT VIM* NVIM* EMACS* FZF_* LESS LESSOPEN LESSCLOSE LESSKEY* RIPGREP_* BAT_* TMUX*",
+		"editors and tools of the terminal execute what they name"},
 	{"GIT_COMMON_DIR GIT_CONFIG* GIT_DIR GIT_EXEC* GIT_EXTERNAL* GIT_OBJECT* GIT_PROXY* GIT_SSH* GIT_TEMPLATE* " +
 		"GIT_WORK_TREE SSH_* SUDO_* HGRC* HGMERGE SVN_* CVS_* RSYNC_* CURL_* GNUPG*", "they name commands, hooks and keys"},
 	{"NODE_PATH NODE_REPL_* TS_NODE_* BUN_* DENO_* NPM_* YARN_* PNPM_* COREPACK_*",
@@ -28,7 +29,8 @@ var kept = []struct{ names, why string }{
 	{"PYTHONBREAKPOINT PYTHONINSPECT PYTHONPATH PYTHONPLATLIBDIR PYTHONPYCACHEPREFIX PYTHONSTARTUP PYTHONUSERBASE " +
 		"PYTHONHOME PYTHONWARNINGS PIP_* PIPX_* UV_* POETRY_* CONDA_* PYTEST_* IPYTHON* JUPYTER_* MPL*",
 		"Python and its tools import or install what they name"},
-	{"PERL* RUBYLIB RUBYOPT BUNDLE_* GEM_* R_ENVIRON* R_LIBS* R_PROFILE* LUA_* JULIA_* TCL* ERL_* ELIXIR_* COMPOSER_* PHP_INI_SCAN_DIR",
+	{"PERL* RUBYLIB RUBYOPT BUNDLE_* GEM_* R_ENVIRON* R_LIBS* R_PROFILE* LUA_* JULIA_* TCL* ERL_* ELIXIR_* " +
+		"COMPOSER_* PHP_INI_SCAN_DIR",
 		"languages load the libraries and settings that they name"},
 	{"CLASSPATH JAVACMD GRADLE_* MAVEN_* MVN_* SBT_*", "Java and its build tools load code from there"},
 	{"ASPNETCORE_HOSTINGSTARTUPASSEMBLIES COR_* CORECLR_* COMPLUS_* DOTNET_ADDITIONAL_DEPS DOTNET_ROOT* " +
@@ -36,7 +38,8 @@ var kept = []struct{ names, why string }{
 	{"GOAUTH GOBIN GOCACHE* GOENV GOFLAGS GOINSECURE GOMODCACHE GONOSUMDB GOPATH GOPRIVATE GOPROXY GOROOT GOSUMDB " +
 		"GOTOOLCHAIN GOVCS GOWORK", "go executes commands that they name, and builds what it finds there"},
 	{"AR AS CC CPP CXX LD NM RANLIB STRIP *CFLAGS *CPPFLAGS *CXXFLAGS *LDFLAGS *MAKEFLAGS MAKEFILES CGO_* CMAKE_* " +
-		"CCACHE_* DISTCC_* COMPILER_PATH GCC_* PKG_CONFIG* CARGO_* RUSTC* RUSTDOC* RUSTFLAGS RUSTUP_*", "builds execute what they name"},
+		"CCACHE_* DISTCC_* COMPILER_PATH GCC_* PKG_CONFIG* CARGO_* RUSTC* RUSTDOC* RUSTFLAGS RUSTUP_*",
+		"builds execute what they name"},
 	{"OPENSSL_* SASL_* KRB5* PGSYSCONFDIR PGSERVICEFILE LIBMYSQL_* GIO_* GTK_* QT_* GST_* MAGICK_* HDF5_* GDAL_*",
 		"libraries load modules and settings that they name"},
 	{"ANSIBLE_* HELM_* TF_* TERRAFORM_* VAGRANT_* PACKER_* CLOUDSDK_* AZURE_CONFIG_DIR AWS_CONFIG_FILE " +

@@ -31,7 +31,8 @@ const (
 //	  │◀──────────── Names, Reset │   if Services may be watched
 //	  │◀── State, Names, State... │   when something has changed
 //
-// A session has one control stream. Each laptop gets the latest notice when it is ready to read. A slow laptop skips notices and blocks nobody.
+// A session has one control stream. Each laptop gets the latest notice when it is ready to read. A slow laptop skips
+// notices and blocks nobody.
 func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) error {
 	laptop, err := in.Accept()
 	if err != nil {
