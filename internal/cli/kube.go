@@ -106,5 +106,9 @@ func (k *kubeFlags) prepare(a *app) (cluster.Prepared, error) {
 		}
 		in.Jump.Dir = paths.RuntimeDir
 	}
-	return cluster.Prepare(in)
+	prepared, err := cluster.Prepare(in)
+	if prepared.Warning != "" {
+		a.note("warning: %s", prepared.Warning)
+	}
+	return prepared, err
 }

@@ -82,7 +82,7 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 		ContentType:        runtime.ContentTypeProtobuf,
 		AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
 	}
-	l, err := loginFor(config, raw.CurrentContext, o)
+	l, err := loginFor(config, raw, o)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +137,8 @@ func (c *Cluster) HasAccount(kubeconfig []byte) bool {
 	return err == nil && account == c.account
 }
 
-// accountOf returns a hash of everything in a kubeconfig but the namespace of its context and the environment of the
-// terminal, which the jump hosts contain too. Users with one context share a login in any environment: see LoginOf.
+// accountOf returns a hash of everything in a kubeconfig but the namespace of its context and what depends on the
+// environment of the terminal, which the jump hosts contain too. Users with one context share a login in any environment: see LoginOf.
 func accountOf(raw *clientcmdapi.Config) (string, error) {
 	raw = raw.DeepCopy()
 	for _, kctx := range raw.Contexts {
@@ -149,6 +149,7 @@ func accountOf(raw *clientcmdapi.Config) (string, error) {
 	}
 	for _, user := range raw.AuthInfos {
 		delete(user.Extensions, environExtension)
+		delete(user.Extensions, refusalExtension)
 	}
 	text, err := clientcmd.Write(*raw)
 	if err != nil {
@@ -191,13 +192,16 @@ func unusable(err error) *api.Error {
 }
 
 // loginFor moves the credential plugin from the configuration to a login, and adds its credential to requests.
-func loginFor(config *rest.Config, contextName string, o Options) (*login, error) {
-	l, err := newLogin(config, contextName)
+func loginFor(config *rest.Config, raw *clientcmdapi.Config, o Options) (*login, error) {
+	l, err := newLogin(config, raw.CurrentContext)
 	if err != nil {
 		return nil, unusable(err)
 	}
 	if l == nil {
 		return nil, nil
+	}
+	if _, err := extension(userOf(raw).Extensions, refusalExtension, &l.plugin.refusal); err != nil {
+		return nil, err
 	}
 	if o.LoginOf != nil && o.LoginOf.login != nil {
 		l = o.LoginOf.login

@@ -42,6 +42,7 @@ type Prepared struct {
 	Context    string
 	Cluster    string // the kubeconfig's name for it
 	Namespace  string
+	Warning    string // for the user, or empty
 }
 
 // Prepare finds the user's kubeconfig as kubectl does, and makes it self-contained. It only reads files. Errors are
@@ -69,8 +70,9 @@ func Prepare(in Inputs) (Prepared, error) {
 	if kctx.Namespace == "" {
 		kctx.Namespace = "default"
 	}
-	if err := prepareUser(config.AuthInfos[kctx.AuthInfo], in); err != nil {
-		return Prepared{}, err
+	warning, faulty := prepareUser(config.AuthInfos[kctx.AuthInfo], in)
+	if faulty != nil {
+		return Prepared{}, faulty
 	}
 	if err := preparePath(config.Clusters[kctx.Cluster], in); err != nil {
 		return Prepared{}, err
@@ -84,8 +86,8 @@ func Prepare(in Inputs) (Prepared, error) {
 		return Prepared{}, api.Errorf(api.ExitKubeconfig, "writing the kubeconfig's context %q: %w",
 			config.CurrentContext, err)
 	}
-	return Prepared{Kubeconfig: out, Context: config.CurrentContext, Cluster: kctx.Cluster, Namespace: kctx.Namespace},
-		nil
+	return Prepared{Kubeconfig: out, Context: config.CurrentContext, Cluster: kctx.Cluster, Namespace: kctx.Namespace,
+		Warning: warning}, nil
 }
 
 // rules returns where kubectl looks for a kubeconfig.
@@ -181,47 +183,65 @@ func checkContext(config *clientcmdapi.Config, server string) *api.Error {
 }
 
 // prepareUser makes the user's credentials usable from another process. It finds the plugin in PATH; the loading rules
-// have made all other paths absolute.
-func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) *api.Error {
+// have made all other paths absolute. It returns a warning for the user, or "".
+func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) (warning string, err *api.Error) {
 	if user == nil {
-		return nil
+		return "", nil
 	}
 	if p := user.AuthProvider; p != nil {
-		return api.Errorf(api.ExitKubeconfig,
+		return "", api.Errorf(api.ExitKubeconfig,
 			"the kubeconfig uses the auth-provider %q, which Kubernetes removed in 1.26", p.Name).
 			WithHint("Fetch a new kubeconfig with the cluster's own tool; it will use a credential plugin (exec) " +
 				"instead.")
 	}
 	if user.Exec == nil {
-		return nil
+		return "", nil
 	}
-	path, err := lookPath(user.Exec.Command, environment(in.Environ)["PATH"])
+	env, command := environment(in.Environ), user.Exec.Command
+	policy, warning, err := readPluginPolicy(env)
 	if err != nil {
-		return api.Errorf(api.ExitExecPlugin, "the kubeconfig's credential plugin %s: %w", user.Exec.Command, err).
+		return "", err
+	}
+	path, missing := lookPath(command, env["PATH"])
+	refusal := policy.refusal(command, path, env["PATH"])
+	if missing != nil && refusal == "" {
+		return "", api.Errorf(api.ExitExecPlugin, "the kubeconfig's credential plugin %s: %w", command, missing).
 			WithHint("%s", cmp.Or(user.Exec.InstallHint, "Install it, or put its folder into PATH."))
 	}
-	user.Exec.Command = path
-	return setExtension(&user.Extensions, environExtension, in.Environ)
+	user.Exec.Command = cmp.Or(path, command)
+	if err := setExtension(&user.Extensions, refusalExtension, refusal); err != nil {
+		return "", err
+	}
+	return warning, setExtension(&user.Extensions, environExtension, in.Environ)
 }
 
-// environExtension is the extension of the kubeconfig's user that contains the caller's environment, for the credential
-// plugin. Only Prepare writes it.
-const environExtension = "kubevpn/environ"
+// The extensions of the kubeconfig's user for the credential plugin. Only Prepare writes them.
+const (
+	environExtension = "kubevpn/environ" // the caller's environment
+	refusalExtension = "kubevpn/refusal" // why the caller's kuberc does not allow the plugin; empty: it does
+)
 
 // addEnviron adds the environment that Prepare has written to the configuration of the user's credential plugin.
 func addEnviron(config *rest.Config, raw *clientcmdapi.Config) error {
-	kctx := raw.Contexts[raw.CurrentContext]
-	if config.ExecProvider == nil || kctx == nil || raw.AuthInfos[kctx.AuthInfo] == nil {
+	if config.ExecProvider == nil {
 		return nil
 	}
 	var environ []string
-	if ok, err := extension(raw.AuthInfos[kctx.AuthInfo].Extensions, environExtension, &environ); !ok || err != nil {
+	if ok, err := extension(userOf(raw).Extensions, environExtension, &environ); !ok || err != nil {
 		return err
 	}
 	plugin := *config.ExecProvider
 	plugin.Env = mergeEnv(plugin.Env, environ)
 	config.ExecProvider = &plugin
 	return nil
+}
+
+// userOf returns the user of the current context, or an empty one.
+func userOf(raw *clientcmdapi.Config) *clientcmdapi.AuthInfo {
+	if kctx := raw.Contexts[raw.CurrentContext]; kctx != nil && raw.AuthInfos[kctx.AuthInfo] != nil {
+		return raw.AuthInfos[kctx.AuthInfo]
+	}
+	return &clientcmdapi.AuthInfo{}
 }
 
 // setExtension writes a value into the extensions of a part of the kubeconfig.

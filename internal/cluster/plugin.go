@@ -50,6 +50,7 @@ type plugin struct {
 	config  *clientcmdapi.ExecConfig
 	cluster *clientauthentication.Cluster // nil unless the kubeconfig sets provideClusterInfo
 	timeout time.Duration                 // without a terminal
+	refusal string                        // why the user's kuberc does not allow it; empty: it does
 }
 
 // newPlugin removes the plugin from the configuration and returns it. It returns nil if there is none, or if the user
@@ -89,6 +90,10 @@ func (p *plugin) interactive(t Terminal) (bool, error) {
 // run runs the plugin. On a terminal it has no timeout, and ctx or Ctrl-C ends it. Otherwise run kills it and its
 // children after the timeout. Errors are *api.Error, or ctx's.
 func (p *plugin) run(ctx context.Context, t Terminal) (*api.Credential, error) {
+	if p.refusal != "" {
+		return nil, p.errorf("%s", p.refusal).WithHint("If you trust the kubeconfig, add the plugin to " +
+			"credentialPluginAllowlist in this file.")
+	}
 	interactive, err := p.interactive(t)
 	if err != nil {
 		return nil, err
