@@ -30,6 +30,9 @@ const (
 // Redactor knows secret values. The zero value knows none, and finds patterns. It is safe for concurrent use after the
 // last Add.
 type Redactor struct {
+	// Named leaves random text that may as well be an ID: it masks only what a name or a form shows to be a secret.
+	Named bool
+
 	known map[[Shortest]byte][]needle // by their first bytes
 }
 
@@ -111,7 +114,7 @@ type span struct{ start, end int }
 
 // find returns the secrets in the text, in any order. It decodes escapes line by line, and base64 depth times.
 func (r *Redactor) find(text string, depth int) []span {
-	spans := slices.Concat(r.scanKnown(text), r.scanBase64(text, depth), match(text, across))
+	spans := slices.Concat(r.scanKnown(text), r.scanBase64(text, depth), match(text, across, !r.Named))
 	at := 0
 	for line := range strings.Lines(text) {
 		add := func(v view, found []span) {
@@ -121,10 +124,10 @@ func (r *Redactor) find(text string, depth int) []span {
 			}
 		}
 		v := view{text: line}
-		add(v, match(line, within))
+		add(v, match(line, within, !r.Named))
 		for _, v := range v.decodings(maxEscapes) {
-			add(v, slices.Concat(r.scanKnown(v.text), r.scanBase64(v.text, depth), match(v.text, across),
-				match(v.text, within)))
+			add(v, slices.Concat(r.scanKnown(v.text), r.scanBase64(v.text, depth), match(v.text, across, !r.Named),
+				match(v.text, within, !r.Named)))
 		}
 		at += len(line)
 	}
