@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"kubevpn/pkg/redact"
 )
@@ -41,8 +42,9 @@ type Exchange struct {
 	To        string    `json:"destination"`         // laptop, clone, application or other
 	Mirrored  bool      `json:"mirrored,omitempty"`  // the laptop got a copy
 	Error     string    `json:"error,omitempty"`     // that ended it early
-	Redacted  []string  `json:"redacted,omitempty"`  // headers whose values are not shown
-	Truncated bool      `json:"truncated,omitempty"` // a head was too long, and is not whole
+	// headers whose values are not shown, at least in part; also "path", "request body" and "response body"
+	Redacted  []string `json:"redacted,omitempty"`
+	Truncated bool     `json:"truncated,omitempty"` // a head was too long, and is not whole
 	// addresses of the client and of the pod
 	Client   netip.AddrPort    `json:"client"`
 	Server   netip.AddrPort    `json:"server"`
@@ -75,28 +77,71 @@ type ExchangeBody struct {
 	Data []byte `json:"data,omitempty"` // the first of them, if bodies were recorded; base64
 }
 
-// Redact replaces the values of the headers with these names, in any case.
-func (e *Exchange) Redact(names []string) {
-	heads := []*http.Header{&e.Request.Headers}
-	if e.Response != nil {
-		answer := *e.Response
-		e.Response = &answer
-		heads = append(heads, &answer.Headers, &answer.Trailers)
+// ShowAll is a name of a header that no header has. With it Redact changes nothing.
+const ShowAll = "None"
+
+// Secrets hides the secrets of exchanges: values of headers and fields with a secret name, and what looks like a secret
+// in other texts. IDs stay. The zero value hides those that redact.Header knows.
+type Secrets struct {
+	Names []string // of more headers, in any case; ShowAll: hide nothing
+}
+
+// Has reports whether a value is secret by the name of its header or field.
+func (s Secrets) Has(name string) bool {
+	named := func(n string) bool { return strings.EqualFold(n, name) }
+	return !slices.Contains(s.Names, ShowAll) && (redact.Header(name) || slices.ContainsFunc(s.Names, named))
+}
+
+// Text returns a text without its secrets.
+func (s Secrets) Text(text string) string {
+	if slices.Contains(s.Names, ShowAll) {
+		return text
 	}
-	for _, h := range heads {
+	r := redact.Redactor{Named: true}
+	return r.Text(text)
+}
+
+// Redact replaces the secrets of headers, the path and the bodies by redact.Mark: see Secrets. e shares nothing that it
+// changes with a copy.
+func (e *Exchange) Redact(names []string) {
+	secrets := Secrets{names}
+	found := slices.Clone(e.Redacted)
+	text := func(place, text string) string {
+		shown := secrets.Text(text)
+		if shown != text && !slices.Contains(found, place) {
+			found = append(found, place)
+		}
+		return shown
+	}
+	header := func(h *http.Header) {
 		shown := make(http.Header, len(*h))
 		for name, values := range *h {
-			if slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, name) }) {
-				values = []string{redact.Mark}
-				if !slices.Contains(e.Redacted, name) {
-					e.Redacted = append(e.Redacted, name)
+			for _, value := range values {
+				if secrets.Has(name) && value != "" {
+					found, value = append(found, name), redact.Mark
 				}
+				shown[name] = append(shown[name], text(name, value))
 			}
-			shown[name] = values
 		}
 		*h = shown
 	}
-	slices.Sort(e.Redacted)
+	body := func(place string, b *ExchangeBody) {
+		if utf8.Valid(b.Data) {
+			b.Data = []byte(text(place, string(b.Data)))
+		}
+	}
+	header(&e.Request.Headers)
+	e.Request.Path = text("path", e.Request.Path)
+	body("request body", &e.Request.Body)
+	if e.Response != nil {
+		answer := *e.Response
+		e.Response = &answer
+		header(&answer.Headers)
+		header(&answer.Trailers)
+		body("response body", &answer.Body)
+	}
+	slices.Sort(found)
+	e.Redacted = slices.Compact(found)
 }
 
 // Weight returns about how many bytes of memory the exchange takes.
@@ -147,5 +192,5 @@ type RequestsRequest struct {
 	Workload   string   `json:"workload"`             // TYPE/NAME, or an intercept's ID
 	Follow     bool     `json:"follow,omitempty"`     // record, and answer until the request ends
 	Body       int      `json:"body,omitempty"`       // bytes of each body to record
-	Redact     []string `json:"redact,omitempty"`     // names of headers
+	Redact     []string `json:"redact,omitempty"`     // names of more headers: see Secrets
 }

@@ -282,8 +282,7 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 				"NAMESPACE=false")
 			flags.Lookup(name).NoOptDefVal = "true"
 		case config.KeyRedact:
-			flags.StringSlice(name, defaults.Redact,
-				"header whose values kubevpn hides; may be repeated; none: hide nothing")
+			list("header whose values kubevpn hides, in addition to secrets that it recognizes; none: hide nothing")
 		case config.KeyMetricsListen:
 			flags.String(name, "", "loopback address and port at which the daemon serves /metrics, for Prometheus, "+
 				"until 'kubevpn quit'")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -381,7 +380,6 @@ func (h *harFile) add(from, to *api.Exchange, all []shadow.Difference) {
 	}
 	for _, e := range []*api.Exchange{from, to} {
 		shown := *e
-		shown.Redacted = slices.Clone(e.Redacted)
 		shown.Redact(h.redact)
 		h.err = cmp.Or(h.err, h.har.Add(&shown, strings.Join(texts, "\n")))
 	}

@@ -39,7 +39,7 @@ func newRequests(a *app) *cobra.Command {
 			"times, and where each went. With -f the agents record from now on, and the command prints each\n" +
 			"request when its answer has ended. Without -f it prints the last ones, if the intercept keeps them:\n" +
 			"see `kubevpn proxy --record`. Nothing is recorded otherwise. Only the owner of an intercept can\n" +
-			"record, and only what its match covers. Credentials in headers are not shown; see --redact.\n" +
+			"record, and only what its match covers. Secrets that kubevpn recognizes are hidden; see --redact.\n" +
 			"-o curl prints commands that repeat the requests, -o har an HTTP Archive for a browser's tools.",
 		Example: examples(
 			"Show requests as they come, until Ctrl-C", "kubevpn requests deployment/web -f",

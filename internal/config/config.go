@@ -35,7 +35,7 @@ type Config struct {
 	RequireMatch     MatchRule      // where an intercept must select requests
 	SSHJump          sshjump.Hosts  // before the API server
 	MetricsListen    string         // loopback address and port for /metrics; empty: none
-	Redact           []string       // headers whose values `kubevpn requests` does not show
+	Redact           []string       // more headers whose values `kubevpn requests` does not show: see api.Secrets
 
 	origins map[Key]origin // a key that it lacks has the built-in default
 }
@@ -54,7 +54,6 @@ func Default() Config {
 		Netstack:  Netstacks()[0],
 		Transport: Transports()[0],
 		Mode:      Modes()[0],
-		Redact:    []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie"},
 		origins:   map[Key]origin{},
 	}
 }
@@ -220,7 +219,7 @@ func ParseMetricsListen(s string) (string, error) {
 	return at.String(), nil
 }
 
-// headerName parses the name of a header. "none" is valid and hides nothing, because no header has this name.
+// headerName parses the name of a header. "none" is valid: see api.ShowAll.
 func headerName(s string) (string, error) {
 	if _, err := httpmatch.New(httpmatch.Spec{Headers: []httpmatch.Header{{Name: s, Value: "x"}}}); err != nil {
 		return "", fmt.Errorf("%q is not the name of a header", s)

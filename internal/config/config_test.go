@@ -16,8 +16,7 @@ import (
 )
 
 func TestLoadReadsFileAndEnvironment(t *testing.T) {
-	redact := []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie"}
-	defaults := Config{Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto", Redact: redact}
+	defaults := Config{Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto"}
 	with := func(change func(*Config)) Config {
 		c := defaults
 		change(&c)

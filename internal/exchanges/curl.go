@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/redact"
 )
 
 // target returns the URL of a request. Its host is the one that the client named, or the pod's address if a URL cannot
@@ -113,6 +114,11 @@ func Curl(e *api.Exchange) string {
 	words = append(words, to.String())
 	if missing := redacted(e); len(missing) > 0 {
 		fmt.Fprintf(&b, "# without %s: redacted\n", api.CleanLine(strings.Join(missing, ", ")))
+	}
+	for _, part := range []string{"path", "request body"} {
+		if slices.Contains(e.Redacted, part) {
+			fmt.Fprintf(&b, "# the %s has %s in place of secrets\n", part, redact.Mark)
+		}
 	}
 	if e.Truncated {
 		b.WriteString("# the head of the request is incomplete: it was too long\n")

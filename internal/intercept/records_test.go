@@ -141,7 +141,7 @@ func TestFollowersGetWhatAgentsRecord(t *testing.T) {
 		e.Request.Headers.Get("Cookie") != redact.Mark || e.Request.Headers.Get("X-User") != "me" || len(e.Redacted) != 1 {
 		t.Errorf("record %+v of %+v", r, e)
 	}
-	open := follow(t, i, api.RequestsRequest{Follow: true, Body: 9})
+	open := follow(t, i, api.RequestsRequest{Follow: true, Body: 9, Redact: []string{api.ShowAll}})
 	if o := await(t, a.ordered); o.Body != 9 {
 		t.Errorf("order %+v", o)
 	}

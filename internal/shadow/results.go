@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -32,8 +31,8 @@ var elsewhere = place{"other routes", "other differences"}
 
 // Results collects the differences of many requests. Its methods are safe for concurrent use.
 type Results struct {
-	redact []string // names of headers
-	first  func(api.DiffGroup)
+	secrets api.Secrets
+	first   func(api.DiffGroup)
 
 	mu         sync.Mutex
 	requests   int
@@ -51,14 +50,11 @@ type kind struct {
 	n      int
 }
 
-// NewResults returns empty Results. It hides the values of the headers in redact. It calls first with each new group,
+// NewResults returns empty Results. It hides secrets: see api.Secrets. It calls first with each new group,
 // unless the group's place is known to vary.
 func NewResults(redact []string, first func(api.DiffGroup)) *Results {
-	r := &Results{first: first, groups: make(map[place]*api.DiffGroup), kinds: make(map[string]*kind),
+	r := &Results{secrets: api.Secrets{Names: redact}, first: first, groups: make(map[place]*api.DiffGroup), kinds: make(map[string]*kind),
 		varying: make(map[place]*api.DiffIgnored), routes: make(map[string][]string), skipped: make(map[string]int)}
-	for _, name := range redact {
-		r.redact = append(r.redact, http.CanonicalHeaderKey(name))
-	}
 	return r
 }
 
@@ -103,7 +99,7 @@ func (r *Results) Add(e *api.Exchange, all []Difference, incomplete bool) []Diff
 	if incomplete {
 		r.incomplete++
 	}
-	route := Route(e)
+	route := r.secrets.Text(Route(e))
 	var places []place
 	var left []Difference
 	for _, d := range all {
@@ -122,15 +118,14 @@ func (r *Results) Add(e *api.Exchange, all []Difference, incomplete bool) []Diff
 	return left
 }
 
-// hide replaces the values of a header that is to be redacted.
+// hide replaces the secrets of a header, a field or a line.
 func (r *Results) hide(d Difference) Difference {
-	what, name, _ := strings.Cut(d.Where, " ")
-	if (what == "header" || what == "trailer") && slices.Contains(r.redact, name) {
-		for _, text := range []*string{&d.From, &d.To} {
-			if *text != absent {
-				*text = redact.Mark
-			}
+	_, name, _ := strings.Cut(d.Where, " ")
+	for _, text := range []*string{&d.From, &d.To} {
+		if r.secrets.Has(name) && *text != absent {
+			*text = redact.Mark
 		}
+		*text = r.secrets.Text(*text)
 	}
 	return d
 }
@@ -148,7 +143,7 @@ func (r *Results) group(e *api.Exchange, p place, d Difference) place {
 	}
 	if len(g.Examples) < maxExamples {
 		g.Examples = append(g.Examples,
-			api.DiffExample{Path: shorten(e.Request.Path, maxPathShown), From: d.From, To: d.To})
+			api.DiffExample{Path: shorten(r.secrets.Text(e.Request.Path), maxPathShown), From: d.From, To: d.To})
 		if len(g.Examples) == 1 && r.first != nil && !r.varies(p.route, p.where) {
 			r.first(*g)
 		}
@@ -176,7 +171,7 @@ func (r *Results) count(places []place) {
 func (r *Results) vary(e *api.Exchange, all []Difference, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	route := Route(e)
+	route := r.secrets.Text(Route(e))
 	for _, d := range all {
 		if d.Where == "status" || d.Where == "answer" { // a fault, not a value that varies
 			continue
