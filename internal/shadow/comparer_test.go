@@ -270,6 +270,19 @@ func TestValuesOfRedactedHeadersAreHidden(t *testing.T) {
 	}
 }
 
+// The answers are compared as they are, and shown without their secrets.
+func TestSecretsInPathsAndBodiesAreHidden(t *testing.T) {
+	path := "/x?access_token=S3CRET0"
+	from := recorded("GET", path, `{"token":"S3CRET1","note":"see ?sig=S3CRET1","user":"ann"}`)
+	to := recorded("GET", path, `{"token":"S3CRET2","note":"see ?sig=S3CRET2","user":"bob"}`)
+	r := newRig(func(int, *api.Exchange) *api.Exchange { return to }, nil)
+	d := r.compareAll(t, from)
+	text := fmt.Sprint(d, r.groups)
+	if d.Differ != 1 || len(d.Differences) != 3 || strings.Contains(text, "S3CRET") || !strings.Contains(text, "bob") {
+		t.Errorf("%+v", d)
+	}
+}
+
 func TestResultsAreBounded(t *testing.T) {
 	r := NewResults(nil, nil)
 	for n := range 3 * maxKinds {

@@ -10,18 +10,9 @@ import (
 	"sync"
 )
 
-// reach says whether a match of a pattern can extend across lines.
-type reach int
-
-const (
-	within reach = iota
-	across
-)
-
 // pattern finds text that looks like a secret. Each of its forms takes linear time, also in a hostile text: after a
 // start, what a form repeats and may then reject is bounded.
 type pattern struct {
-	reach  reach
 	starts []string // in lower case: a match is one of these, in any case, and then one of the forms
 	exact  bool     // starts are not in lower case, and begin a word
 	hints  []string // without starts: a text has no match unless its lower case contains one; none: unknown
@@ -52,13 +43,13 @@ func (f form) secret(text string, m []int, start, from int) span {
 	return s
 }
 
-// match returns the parts of the text that patterns with the given reach find.
-func match(text string, r reach, guess bool) (spans []span) {
+// match returns the parts of the text that patterns find, with or without guesses.
+func match(text string, guess bool) (spans []span) {
 	lower := lowerCase(text)
-	spans = matchStarts(text, lower, r)
+	spans = matchStarts(text, lower)
 	for _, p := range patterns() {
 		hinted := func(hint string) bool { return strings.Contains(lower, hint) }
-		if p.starts != nil || p.reach != r || p.guess && !guess || p.hints != nil && !slices.ContainsFunc(p.hints, hinted) {
+		if p.starts != nil || p.guess && !guess || p.hints != nil && !slices.ContainsFunc(p.hints, hinted) {
 			continue
 		}
 		for _, m := range p.forms[0].FindAllStringSubmatchIndex(text, -1) {
@@ -98,7 +89,7 @@ var starts = sync.OnceValue(func() map[[2]byte][]start {
 })
 
 // matchStarts returns what patterns with starts find.
-func matchStarts(text, lower string, r reach) (spans []span) {
+func matchStarts(text, lower string) (spans []span) {
 	all, starts := patterns(), starts()
 	done := make([]int, len(all)) // the end of the last match of each pattern
 	for i := 0; i+2 < len(text); i++ {
@@ -107,7 +98,7 @@ func matchStarts(text, lower string, r reach) (spans []span) {
 			if p.exact {
 				from = text
 			}
-			if p.reach != r || i < done[s.pattern] || !strings.HasPrefix(from[i:], s.text) ||
+			if i < done[s.pattern] || !strings.HasPrefix(from[i:], s.text) ||
 				p.exact && i > 0 && isWord(text[i-1]) {
 				continue
 			}
@@ -173,22 +164,23 @@ var patterns = sync.OnceValue(func() []pattern {
 		one(end+`(?:\s[^<>]{0,40})?>([^<]+)</`, nil))
 	return []pattern{
 		// a PEM block, or the part that is left of one that a limit has cut
-		{reach: across, starts: []string{"-----begin"},
+		{starts: []string{"-----begin"},
 			forms: one(`(?s)^ [A-Z0-9 ]{1,60}-----.*?(?:-----END [A-Z0-9 ]+-----|\z)`, nil)},
-		{reach: across, hints: []string{"-----end"},
+		{hints: []string{"-----end"},
 			forms: one(`(?:[A-Za-z0-9+/=]{16,}\s+)+[A-Za-z0-9+/=]*\s*-----END [A-Z0-9 ]+-----`, nil)},
-		{reach: across, starts: []string{"authorization", "cookie", "dpop", "sec-websocket-protocol"},
+		{starts: []string{"authorization", "cookie", "dpop", "sec-websocket-protocol"},
 			forms: one(header, nil)},
-		{reach: across, starts: []string{"x-"}, forms: one(`^[a-z-]{0,40}?(?:auth|token|key|secret|jwt|assertion|cert|`+
+		{starts: []string{"x-"}, forms: one(`^[a-z-]{0,40}?(?:auth|token|key|secret|jwt|assertion|cert|`+
 			`session|credential|csrf)`+header[1:], nil)},
 		// {"name": "DB_PASSWORD", "value": "x"} of environments and HAR, in any order, also in YAML and XML
-		{reach: across, starts: []string{"name", "key"}, forms: one(`^["']?\s*[:=]\s*["']?[a-z0-9_.-]{0,60}?(?:authorization|`+
-			name+`)["']?[\s,]*["']?value["']?\s*[:=]\s*`+word, nil)},
-		{reach: across, starts: []string{"value"}, forms: one(`^["']?\s*[:=]\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|`+
+		{starts: []string{"name", "key"},
+			forms: one(`^["']?\s*[:=]\s*["']?[a-z0-9_.-]{0,60}?(?:authorization|`+
+				name+`)["']?[\s,]*["']?value["']?\s*[:=]\s*`+word, nil)},
+		{starts: []string{"value"}, forms: one(`^["']?\s*[:=]\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|`+
 			`([^\s"',:=]+))[\s,]*["']?(?:name|key)["']?\s*[:=]\s*["']?[a-z0-9_.-]{0,60}?(?:authorization|`+name+`)`, nil)},
-		{reach: across, starts: passwords,
+		{starts: passwords,
 			forms: slices.Concat(named, one(end+`\s*[:=]\s*(?:`+quoted+`|([^\s"'\[].*))`, pairs))},
-		{reach: across, starts: tokens, forms: slices.Concat(named, one(end+`\s*[:=]\s*`+word, nil))},
+		{starts: tokens, forms: slices.Concat(named, one(end+`\s*[:=]\s*`+word, nil))},
 		{starts: []string{"password for ", "passphrase for "}, forms: one(`^[^:\n]{0,60}:\s*(.+)`, nil)},
 		{hints: []string{"--"}, forms: one(`--[a-z-]*`+name+`\s+`+word, nil)},
 		// parameters of URLs and forms
@@ -199,10 +191,11 @@ var patterns = sync.OnceValue(func() []pattern {
 		// users with their passwords: of URLs, of MySQL, of commands, of Docker
 		{hints: []string{"://"}, forms: one(`://(\S*@)`, nil)},
 		{hints: []string{"@tcp(", "@unix("}, forms: one(`([^\s"'=:]*:[^\s"']*)@(?:tcp|unix)\(`, nil)},
-		{starts: []string{" -u", " --user", " --proxy-user"}, forms: one(`^[\s=]?["']?([^\s"':]{1,99}:[^\s"']+)`, notIDs)},
+		{starts: []string{" -u", " --user", " --proxy-user"},
+			forms: one(`^[\s=]?["']?([\w.@-]{0,40}[a-z][\w.@-]{0,40}:[^\s"']+)`, nil)},
 		{starts: []string{"sshpass ", "mysql ", "mysqldump "}, forms: one(`^(?:[^\n]{0,40}?\s)??-p\s?(\S+)`, nil)},
 		{starts: []string{"auth"}, forms: one(`^["']*\s*[:=]\s*["']?([a-z0-9+/_-]{6,}={0,2})`, basic)},
-		{starts: []string{"bearer", "basic", "negotiate", "digest"}, forms: one(`^\s+([A-Za-z0-9._~+/=-]{6,})`, notWords)},
+		{starts: []string{"bearer", "basic", "negotiate", "digest"}, forms: one(`^[ \t]+([A-Za-z0-9._~+/=-]{6,})`, notWords)},
 		// tokens that have a form: JWT, of Kubernetes, of Telegram, of Entra ID, of many others
 		{hints: []string{"eyj"}, forms: one(`(?-i)\beyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)?`, nil)},
 		{hints: []string{"."}, forms: one(`(?-i)\b[a-z0-9]{6}\.[a-z0-9]{16}\b`, notWords)},
@@ -252,14 +245,6 @@ func pairs(value string) int {
 		return next[0]
 	}
 	return len(value)
-}
-
-// notIDs returns 0 for a user and a group.
-func notIDs(user string) int {
-	if strings.Trim(user, "0123456789:") == "" {
-		return 0
-	}
-	return len(user)
 }
 
 // basic returns 0 unless the text is a user and a password in base64.

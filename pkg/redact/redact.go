@@ -114,7 +114,7 @@ type span struct{ start, end int }
 
 // find returns the secrets in the text, in any order. It decodes escapes line by line, and base64 depth times.
 func (r *Redactor) find(text string, depth int) []span {
-	spans := slices.Concat(r.scanKnown(text), r.scanBase64(text, depth), match(text, across, !r.Named))
+	spans := slices.Concat(r.scanKnown(text), r.scanBase64(text, depth), match(text, !r.Named))
 	at := 0
 	for line := range strings.Lines(text) {
 		add := func(v view, found []span) {
@@ -123,11 +123,8 @@ func (r *Redactor) find(text string, depth int) []span {
 				spans = append(spans, span{s.start + at, s.end + at})
 			}
 		}
-		v := view{text: line}
-		add(v, match(line, within, !r.Named))
-		for _, v := range v.decodings(maxEscapes) {
-			add(v, slices.Concat(r.scanKnown(v.text), r.scanBase64(v.text, depth), match(v.text, across, !r.Named),
-				match(v.text, within, !r.Named)))
+		for _, v := range (view{text: line}).decodings(maxEscapes) {
+			add(v, slices.Concat(r.scanKnown(v.text), r.scanBase64(v.text, depth), match(v.text, !r.Named)))
 		}
 		at += len(line)
 	}

@@ -124,7 +124,7 @@ func proxyRecorded(t *testing.T, l *laptop, s *shop, v *visitor) {
 		e := f.wait("curl's request", func(e *api.Exchange) bool { return e.Request.Path == "/x?pod="+name })
 		if e.Pod != name || e.Request.Method != "POST" || e.Response == nil || e.Response.Status != 200 || e.To != api.ToLaptop || e.Match != mine+"="+me ||
 			string(e.Request.Body.Data) != "hello" || !strings.Contains(string(e.Response.Body.Data), `"name":"laptop"`) || e.Seconds <= 0 ||
-			!slices.Equal(e.Redacted, []string{"Authorization", "Cookie"}) || strings.Contains(fmt.Sprint(e), "secret") {
+			!slices.Contains(e.Redacted, "Authorization") || !slices.Contains(e.Redacted, "Cookie") || strings.Contains(fmt.Sprint(e), "secret") {
 			t.Errorf("recorded %+v", e)
 		}
 	}
