@@ -73,6 +73,9 @@ func TestCurlOfOtherRequests(t *testing.T) {
 		"options":   {func(e *api.Exchange) { e.Request.Path = "*" }, "--request-target '*'"},
 		"truncated": {func(e *api.Exchange) { e.Request.Body.Size = 100 }, "# the body has 100 bytes, of which 12 were recorded\n"},
 		"redacted":  {func(e *api.Exchange) { e.Redact([]string{"cookie", "set-cookie"}) }, "# without Cookie: redacted\n"},
+		"path":      {func(e *api.Exchange) { e.Request.Path = "/?sig=x"; e.Redact(nil) }, "# the path has [redacted] in place of secrets\n"},
+		"body": {func(e *api.Exchange) { e.Request.Body.Data = []byte(`{"token":"x"}`); e.Redact(nil) },
+			"# the request body has [redacted] in place of secrets\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := sample()
