@@ -127,7 +127,9 @@ func (e *Exchange) Redact(names []string) {
 	}
 	body := func(place string, b *ExchangeBody) {
 		if utf8.Valid(b.Data) {
-			b.Data = []byte(text(place, string(b.Data)))
+			shown := []byte(text(place, string(b.Data)))
+			b.Size += int64(len(shown) - len(b.Data)) // the difference stays what was not recorded
+			b.Data = shown
 		}
 	}
 	header(&e.Request.Headers)

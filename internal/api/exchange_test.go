@@ -54,6 +54,9 @@ func TestRedactHidesCredentialsByDefault(t *testing.T) {
 		if !slices.Contains(e.Redacted, "path") || !slices.Contains(e.Redacted, "request body") || slices.Contains(e.Redacted, "Traceparent") {
 			t.Errorf("redacted %v", e.Redacted)
 		}
+		if lost := e.Request.Body.Size - int64(len(e.Request.Body.Data)); lost != original.Request.Body.Size-int64(len(original.Request.Body.Data)) {
+			t.Errorf("%d bytes seem not to be recorded", lost)
+		}
 		if !json.Valid(e.Request.Body.Data) {
 			t.Errorf("the body is not JSON any more: %s", e.Request.Body.Data)
 		}

@@ -96,7 +96,7 @@ func Curl(e *api.Exchange) string {
 	words = append(words, headerWords(e, to.Host)...)
 	piped := ""
 	if r.Body.Size > 0 {
-		if int64(len(r.Body.Data)) < r.Body.Size && !slices.Contains(e.Redacted, "request body") {
+		if int64(len(r.Body.Data)) < r.Body.Size {
 			fmt.Fprintf(&b, "# the body has %d bytes, of which %d were recorded\n", r.Body.Size, len(r.Body.Data))
 		}
 		switch text := string(r.Body.Data); {
