@@ -138,7 +138,8 @@ func (c *Cluster) HasAccount(kubeconfig []byte) bool {
 }
 
 // accountOf returns a hash of everything in a kubeconfig but the namespace of its context and what depends on the
-// environment of the terminal, which the jump hosts contain too. Users with one context share a login in any environment: see LoginOf.
+// environment of the terminal, which the jump hosts contain too. Users with one context share a login in any
+// environment: see LoginOf.
 func accountOf(raw *clientcmdapi.Config) (string, error) {
 	raw = raw.DeepCopy()
 	for _, kctx := range raw.Contexts {

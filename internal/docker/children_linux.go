@@ -342,8 +342,8 @@ func (r *run) resolve(ctx context.Context, c container) []mount {
 // directory of this machine, or lie within each other.
 //
 // The engine takes a path, not a descriptor, and follows it as root. A path through /proc/PID/fd leads to a mount of
-// another mount namespace, which the kernel does not bind (do_loopback in fs/namespace.c returns EINVAL). So what others
-// can replace is not mounted.
+// another mount namespace, which the kernel does not bind (do_loopback in fs/namespace.c returns EINVAL). So what
+// others can replace is not mounted.
 func (r *run) writer(of, from string) string {
 	for _, name := range slices.Sorted(maps.Keys(r.content.mounts)) {
 		if name != of && slices.ContainsFunc(r.content.mounts[name], func(o podenv.Mount) bool {

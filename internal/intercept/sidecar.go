@@ -138,9 +138,10 @@ func sidecarContainer(a workloads.Agent, name string, user int64) corev1.Contain
 	}
 }
 
-// sidecarUser returns the user of the template's agents. They recognize each other by it, at the socket of their leader,
-// so no other container should have it, and least of all one of its image: 65532 is that of all distroless ones. Image
-// and template decide about the other containers, so it depends on the owner. User namespaces map 65536 users.
+// sidecarUser returns the user of the template's agents. They recognize each other by it, at the socket of their
+// leader, so no other container should have it, and least of all one of its image: 65532 is that of all distroless
+// ones. Image and template decide about the other containers, so it depends on the owner. User namespaces map 65536
+// users.
 func sidecarUser(spec corev1.PodSpec, owner string) int64 {
 	used := make(map[int64]bool)
 	use := func(user *int64) { used[ptr.Deref(user, -1)] = true }

@@ -40,7 +40,8 @@ type hostAddrs struct {
 	endpoints map[netip.AddrPort]struct{}
 }
 
-// metadata are the addresses of cloud metadata services that are not link-local. They hand out the identity of the node.
+// metadata are the addresses of cloud metadata services that are not link-local. They hand out the identity of the
+// node.
 var metadata = []netip.Addr{
 	netip.MustParseAddr("168.63.129.16"),      // Azure
 	netip.MustParseAddr("100.100.100.200"),    // Alibaba Cloud

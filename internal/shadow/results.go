@@ -53,7 +53,8 @@ type kind struct {
 // NewResults returns empty Results. It hides secrets: see api.Secrets. It calls first with each new group,
 // unless the group's place is known to vary.
 func NewResults(redact []string, first func(api.DiffGroup)) *Results {
-	r := &Results{secrets: api.Secrets{Names: redact}, first: first, groups: make(map[place]*api.DiffGroup), kinds: make(map[string]*kind),
+	r := &Results{secrets: api.Secrets{Names: redact}, first: first,
+		groups: make(map[place]*api.DiffGroup), kinds: make(map[string]*kind),
 		varying: make(map[place]*api.DiffIgnored), routes: make(map[string][]string), skipped: make(map[string]int)}
 	return r
 }

@@ -33,8 +33,8 @@ func Heap() int64 {
 }
 
 // Flood holds 400 conns to a server of this process: half of the clients are silent, and dial again when the server
-// closes their conn; the others send begin, of an HTTP request or a handshake, and 256 KiB of header lines. Meanwhile ask,
-// a client that behaves well, must succeed, and the heap may grow by 32 MiB.
+// closes their conn; the others send begin, of an HTTP request or a handshake, and 256 KiB of header lines. Meanwhile
+// ask, a client that behaves well, must succeed, and the heap may grow by 32 MiB.
 func Flood(t *testing.T, address string, begin string, ask func() error) {
 	t.Helper()
 	const clients, limit = 200, 32 << 20

@@ -301,8 +301,8 @@ func (c *clientConn) passFIN() {
 	}
 }
 
-// SetReadDeadline ends a Read that holds a FIN back. The server sets a deadline in the future only for a head, of HTTP/1 or
-// the first of a connection.
+// SetReadDeadline ends a Read that holds a FIN back. The server sets a deadline in the future only for a head, of
+// HTTP/1 or the first of a connection.
 func (c *clientConn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	c.expired = !t.IsZero() && !t.After(time.Now())

@@ -4,8 +4,8 @@
 //	Accept of the TCP listener ─▶ Config.Authenticate ─┬─▶ Listener.Accept: authenticated connections
 //	                                                   └─▶ rejected: closed, counted by reason (tally)
 //
-// The number of pending connections, those that have not authenticated yet, is bounded: a Bound evicts the oldest of the
-// busiest address. Servers without such a phase use a Bound of their own.
+// The number of pending connections, those that have not authenticated yet, is bounded: a Bound evicts the oldest of
+// the busiest address. Servers without such a phase use a Bound of their own.
 //
 // Handshake is the part of Config.Authenticate that all users share: TLS, whose errors become Reasons.
 package authlistener

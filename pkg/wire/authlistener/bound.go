@@ -12,9 +12,9 @@ import (
 )
 
 // Bound limits the conns that are in a phase of their lives, such as those that have not authenticated yet, by their
-// number or by what they cost. Beyond a limit it evicts the conn with the largest product of age and cost, so the oldest
-// if all cost the same; with MaxFrom, one of the address that has the most. A client that only holds conns open therefore
-// does not keep others out. Its methods may be called concurrently.
+// number or by what they cost. Beyond a limit it evicts the conn with the largest product of age and cost, so the
+// oldest if all cost the same; with MaxFrom, one of the address that has the most. A client that only holds conns open
+// therefore does not keep others out. Its methods may be called concurrently.
 type Bound struct {
 	Max     int // in total
 	MaxFrom int // from one address; 0: addresses make no difference
