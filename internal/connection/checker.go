@@ -111,16 +111,20 @@ func (c *checker) targets(ctx context.Context) probeTargets {
 			" too: that cluster answers for names that both have; " +
 			"the other names of this cluster and all of its addresses work")
 	}
-	if !t.VIP.IsValid() && len(state.DNSServers) > 0 {
-		t.VIP = netip.AddrPortFrom(state.DNSServers[0], 53) // cluster DNS answers over TCP (RFC 7766)
-	}
 	for _, a := range state.DNSServers {
 		if routed(a) { // unlike a node-local cache
 			t.DNS = netip.AddrPortFrom(a, 53)
 			break
 		}
 	}
-	if !t.Pod.IsValid() {
+	switch { // cluster DNS answers over TCP (RFC 7766)
+	case t.VIP.IsValid():
+	case state.Limited: // a node-local cache is not reached
+		t.VIP = t.DNS
+	case len(state.DNSServers) > 0:
+		t.VIP = netip.AddrPortFrom(state.DNSServers[0], 53)
+	}
+	if !t.Pod.IsValid() && !state.Limited {
 		if pod := c.somePod(ctx); routed(pod.Addr()) {
 			t.Pod = pod
 		}

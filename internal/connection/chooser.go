@@ -3,6 +3,7 @@ package connection
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -81,7 +82,10 @@ func (c *chooser) choose(ctx context.Context) error {
 		}
 		f.Proxy = l.proxy
 	}
-	if f.asksGateway() {
+	if v := c.view.Load(); f.asksGateway() && v.state.Limited {
+		f.Refusal = api.Errorf(api.ExitNetstack, "the traffic manager limits what laptops reach, to the namespaces %s",
+			strings.Join(v.state.Namespaces, ", "))
+	} else if f.asksGateway() {
 		if err := c.obtain(ctx); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()

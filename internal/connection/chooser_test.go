@@ -67,6 +67,7 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 		asked    string
 		proxy    cluster.KubeProxy
 		there    bool
+		limited  bool
 		refusal  error
 		failure  error
 		netstack string
@@ -79,7 +80,9 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 		{name: "auto_refused", asked: "auto", proxy: iptablesProxy, refusal: refusal, netstack: "gvisor"},
 		{name: "auto_does_not_start", asked: "auto", proxy: iptablesProxy, failure: refusal, netstack: "gvisor", adds: 1},
 		{name: "auto_ipvs", asked: "auto", proxy: ipvs, netstack: "gvisor"},
+		{name: "auto_limited", asked: "auto", proxy: iptablesProxy, limited: true, netstack: "gvisor"},
 		{name: "gvisor", asked: "gvisor", proxy: iptablesProxy, netstack: "gvisor"},
+		{name: "system_limited", asked: "system", proxy: iptablesProxy, limited: true, code: api.ExitNetstack},
 		{name: "system", asked: "system", proxy: ipvs, refusal: refusal, netstack: "system", adds: 1, relabel: true},
 		{name: "system_refused", asked: "system", proxy: iptablesProxy, failure: refusal, code: api.ExitNetstack, adds: 1, relabel: true},
 	} {
@@ -90,6 +93,9 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 			s.view.Update(func(v *view) { v.hello = &api.ManagerHello{Pod: "m-1"} })
 			g := &fakeGateways{refusal: tt.refusal, failure: tt.failure}
 			g.replace(s)
+			if tt.limited {
+				s.handshake.learn(api.ManagerState{Limited: true, Namespaces: []string{"shop"}})
+			}
 			if tt.there {
 				s.handshake.learn(api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}})
 			}
@@ -396,8 +402,24 @@ func TestHelloNamesTheNetstack(t *testing.T) {
 		s := newTestConnection(t)
 		s.cfg.Request.Netstack = tt.asked
 		s.status.change(func(r *report) { r.shown.Netstack = tt.now })
-		if hello, err := s.handshake.hello(); err != nil || hello.Netstack != tt.want {
-			t.Errorf("asked %q, now %q: says %q, %v", tt.asked, tt.now, hello.Netstack, err)
+		if hello, err := s.handshake.hello(); err != nil || hello.Netstack != tt.want || hello.MayUseGVisor != (tt.asked != "system") {
+			t.Errorf("asked %q, now %q: says %+v, %v", tt.asked, tt.now, hello, err)
+		}
+	}
+}
+
+// A manager that limits what laptops reach dials cluster DNS, and perhaps nothing else that this laptop could guess.
+func TestLimitedLaptopProbesClusterDNSAlone(t *testing.T) {
+	for _, routed := range []bool{true, false} {
+		s := newTestConnection(t)
+		s.cfg.Network = &quiet{}
+		s.handshake.learn(api.ManagerState{DNSDomain: "cluster.local", DNSServers: addrs("10.96.0.10"), Limited: true, Namespaces: []string{"shop"}})
+		var want netip.AddrPort
+		if routed {
+			s.checker.routes.planned.Routes, want = prefixes("10.96.0.0/16"), netip.MustParseAddrPort("10.96.0.10:53")
+		}
+		if got := s.checker.targets(t.Context()); got.VIP != want || got.DNS != want || got.Pod.IsValid() {
+			t.Errorf("routed %v: %+v", routed, got)
 		}
 	}
 }

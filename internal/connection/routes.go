@@ -211,6 +211,8 @@ func servicesBy(state api.ManagerState, netstack, proxyMode string) string {
 		return "resolved by the cluster's own kube-proxy (" + proxyMode + ")"
 	case !state.ResolvesVIPs:
 		return "dialled as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
+	case state.Limited:
+		return "resolved by kubevpn in " + strings.Join(state.Namespaces, ", ") + "; rejected in other namespaces"
 	case len(state.Namespaces) > 0:
 		text := "resolved by kubevpn in " + strings.Join(state.Namespaces, ", ") +
 			"; dialled as they are in other namespaces"

@@ -89,8 +89,12 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 		next.Services = z.names.index
 	}
 	if state.ResolvesVIPs && len(state.Namespaces) > 0 && !slices.Contains(state.Namespaces, next.Namespace) {
-		z.status.warn(fmt.Sprintf("short names of Services in %[1]s may not resolve, because the traffic manager does "+
-			"not watch that namespace: use NAME.%[1]s.svc", next.Namespace))
+		text := "short names of Services in %[1]s may not resolve, because the traffic manager does not watch that " +
+			"namespace: use NAME.%[1]s.svc"
+		if state.Limited {
+			text = "the traffic manager does not let laptops reach the namespace %s: ask an admin to allow it"
+		}
+		z.status.warn(fmt.Sprintf(text, next.Namespace))
 	}
 	if reflect.DeepEqual(next, z.applied) {
 		return nil

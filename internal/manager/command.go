@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -69,6 +70,8 @@ capability.`,
 		"comma-separated networks; the manager dials no other address for laptops; empty: all")
 	f.StringSliceVar(&o.deny, "deny-cidr", nil,
 		"comma-separated networks that the manager does not dial for laptops, also if --allow-cidr contains them")
+	f.StringSliceVar(&o.AllowNamespaces, "allow-namespaces", nil,
+		"comma-separated namespaces whose Services and pods laptops may reach, in the gvisor netstack; empty: all")
 	f.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf",
 		"file in which the kubelet names the cluster DNS servers")
 	f.StringVar(&o.account, "service-account", serviceAccountDir,
@@ -90,9 +93,16 @@ func run(ctx context.Context, o options) error {
 	if l, err := netip.ParseAddrPort(o.Listen); err != nil || !l.Addr().IsLoopback() {
 		return api.Errorf(api.ExitUsage, "--listen %q: sessions are for a loopback address, with its port", o.Listen)
 	}
-	for _, ns := range o.WatchNamespaces {
-		if len(validation.IsDNS1123Label(ns)) > 0 {
-			return api.Errorf(api.ExitUsage, "--watch-namespaces: %q is not the name of a namespace", ns)
+	for flag, namespaces := range map[string][]string{"watch": o.WatchNamespaces, "allow": o.AllowNamespaces} {
+		for _, ns := range namespaces {
+			if len(validation.IsDNS1123Label(ns)) > 0 {
+				return api.Errorf(api.ExitUsage, "--%s-namespaces: %q is not the name of a namespace", flag, ns)
+			}
+		}
+	}
+	for _, ns := range o.AllowNamespaces {
+		if len(o.WatchNamespaces) > 0 && !slices.Contains(o.WatchNamespaces, ns) {
+			return api.Errorf(api.ExitUsage, "--allow-namespaces: --watch-namespaces lacks %q", ns)
 		}
 	}
 	var err error

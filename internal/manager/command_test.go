@@ -9,14 +9,22 @@ import (
 )
 
 func TestCommandRejectsWrongNamespaces(t *testing.T) {
-	for _, wrong := range []string{"shop,,tools", "Shop", "shop/web", "*"} {
-		cmd := NewCommand()
-		cmd.SetArgs([]string{"--watch-namespaces", wrong})
-		var e *api.Error
-		if err := cmd.ExecuteContext(t.Context()); !errors.As(err, &e) || e.Code != api.ExitUsage ||
-			!strings.Contains(e.Message, "--watch-namespaces") {
-			t.Errorf("%q: %v", wrong, err)
+	for _, flag := range []string{"--watch-namespaces", "--allow-namespaces"} {
+		for _, wrong := range []string{"shop,,tools", "Shop", "shop/web", "*"} {
+			rejects(t, flag, flag, wrong)
 		}
+	}
+	rejects(t, `--watch-namespaces lacks "shop"`, "--watch-namespaces", "tools", "--allow-namespaces", "tools,shop")
+}
+
+// rejects checks that the manager does not start with args, and that the error says why.
+func rejects(t *testing.T, why string, args ...string) {
+	t.Helper()
+	cmd := NewCommand()
+	cmd.SetArgs(args)
+	var e *api.Error
+	if err := cmd.ExecuteContext(t.Context()); !errors.As(err, &e) || e.Code != api.ExitUsage || !strings.Contains(e.Message, why) {
+		t.Errorf("%q: %v", args, err)
 	}
 }
 

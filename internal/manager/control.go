@@ -52,6 +52,10 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		s.refuse(laptop, api.Errorf(api.ExitUsage, "%w", err))
 		return nil
 	}
+	if refusal := s.manager.dialer.access.refuse(&hello); refusal != nil {
+		s.refuse(laptop, refusal)
+		return nil
+	}
 	if err := s.identify(by); err != nil {
 		s.log.Warn("session refused", "err", err)
 		return s.transport.Close() // the laptop tries again

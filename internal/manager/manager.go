@@ -51,6 +51,8 @@ type Config struct {
 	WatchNamespaces []string
 	// AllowCIDRs and DenyCIDRs limit what the manager dials for laptops: see filter. No AllowCIDRs: everything.
 	AllowCIDRs, DenyCIDRs []netip.Prefix
+	// AllowNamespaces are those whose Services and pods laptops may reach: see access. Empty: all.
+	AllowNamespaces []string
 	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
 	// may be zero.
 	APIServer netip.AddrPort
@@ -93,11 +95,12 @@ func New(cfg Config) *Manager {
 		routes:  podRoutes,
 	}
 	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
+	m.dialer.access = newAccess(cfg.AllowNamespaces, m)
 	m.router = newRouter(m.filter.allowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
 		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, watcher: m.watcher,
-		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter,
+		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter, access: m.dialer.access,
 		ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
 	}
 	m.dialer.inRange = m.inServiceRange
@@ -136,7 +139,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		m.publisher.self.port = m.proxy.tickets.port
 	}
-	if m.cfg.GatewaySocket != "" {
+	if m.cfg.GatewaySocket != "" && m.dialer.access == nil { // see access.refuse
 		if m.gateways, err = listenGateways(ctx, m.cfg.GatewaySocket); err != nil {
 			return fmt.Errorf("listening for a gateway: %w", err)
 		}
@@ -151,7 +154,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy,
 		"metrics", m.cfg.Metrics, "dns", m.publisher.dns.servers, "domain", m.publisher.dns.domain,
 		"ping", !m.publisher.noEcho, "watch-namespaces", m.cfg.WatchNamespaces,
-		"allow-cidr", m.cfg.AllowCIDRs, "deny-cidr", m.cfg.DenyCIDRs)
+		"allow-cidr", m.cfg.AllowCIDRs, "deny-cidr", m.cfg.DenyCIDRs, "allow-namespaces", m.cfg.AllowNamespaces)
 	return m.serve(ctx, sessions, health)
 }
 

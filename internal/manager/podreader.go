@@ -123,7 +123,8 @@ func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
 	return err
 }
 
-// read reports whether a pod has an address of its own.
+// read reports whether a pod has an address of its own. The status of a pod that has ended keeps addresses that other
+// pods may have by now.
 func (r *podReader) read(ctx context.Context, ref podRef) (bool, error) {
 	if len(validation.IsDNS1123Subdomain(ref.name)) > 0 {
 		return false, nil // no pod has such a name, and it would become a part of the request's path
@@ -137,7 +138,8 @@ func (r *podReader) read(ctx context.Context, ref podRef) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("reading pod %s/%s: %w", ref.namespace, ref.name, err)
 	}
-	return !pod.Spec.HostNetwork && slices.ContainsFunc(pod.Status.PodIPs, func(ip corev1.PodIP) bool {
+	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	return !ended && !pod.Spec.HostNetwork && slices.ContainsFunc(pod.Status.PodIPs, func(ip corev1.PodIP) bool {
 		addr, err := netip.ParseAddr(ip.IP)
 		return err == nil && addr.Unmap() == ref.addr
 	}), nil

@@ -12,8 +12,12 @@ const dnsPort = 53
 
 // probes chooses the addresses with which a laptop checks that the tunnel works: a ClusterIP and a pod that should
 // accept a TCP connection. It prefers cluster DNS, which every cluster has and which a connection does not disturb. The
-// choice depends only on the cluster's state. Call with the cluster's mutex held.
+// choice depends only on the cluster's state. With access there is none: laptops check cluster DNS. Call with the
+// cluster's mutex held.
 func (p *publisher) probes(state *api.ManagerState) {
+	if p.access != nil {
+		return
+	}
 	// The pod's environment names this Service, even if the manager may not watch Services.
 	if _, known := p.balancer.Service(p.vip.Addr()); p.vip.IsValid() && !known {
 		state.ProbeVIP, state.ProbeName = p.vip, "kubernetes.default"

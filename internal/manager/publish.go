@@ -30,6 +30,7 @@ type publisher struct {
 	pods     *podReader // looks for new blocks of pods
 	router   *router    // knows the inner networks and the gateway
 	filter   *filter    // receives the addresses of nodes and the API server
+	access   *access    // receives the claims of EndpointSlices
 	dns      dnsConfig
 	vip      netip.AddrPort // of the API server, from the pod's environment
 	noEcho   bool           // ICMP echo sockets are not permitted
@@ -149,7 +150,8 @@ func (p *publisher) apply() {
 	var remove []balancer.Name
 	for name := range dirty {
 		s := c.services[name]
-		if s != nil {
+		p.access.set(name, c.slices[name])
+		if s != nil && p.access.allows(name.Namespace) {
 			p.setName(name, true, hashRecords(p.seed, s, c.slices[name]))
 		} else {
 			p.setName(name, false, 0)
@@ -204,6 +206,9 @@ func (p *publisher) post() {
 	}}
 	if watched := p.cluster.namespaces; watched[0] != metav1.NamespaceAll {
 		n.state.Namespaces = watched
+	}
+	if p.access != nil {
+		n.state.Limited, n.state.Namespaces = true, p.access.allowed
 	}
 	if p.noEcho {
 		n.state.Missing = append(n.state.Missing, "ICMP echo")

@@ -29,6 +29,7 @@ type dialer struct {
 	balancer  *balancer.Balancer
 	check     func(netip.AddrPort) error                           // filter.check
 	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // filter.checkHost, if dst is no ClusterIP
+	access    *access                                              // nil: no limit
 	ports     *ports
 	inRange   func(netip.Addr) bool // whether an address is in a Service range
 	counts    dialCounts
@@ -41,8 +42,8 @@ type caller struct {
 	extra     []netip.Prefix // of --extra-cidr
 }
 
-// pick resolves dst. Its error is for the laptop (transport.CodeOf). If the Endpoint is invalid, dst is no ClusterIP
-// and the caller dials it as it is. The caller releases the Pick.
+// pick resolves dst, and checks that access allows the result. Its error is for the laptop (transport.CodeOf). If the
+// Endpoint is invalid, dst is no ClusterIP and the caller dials it as it is. The caller releases the Pick.
 func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller) (balancer.Pick, error) {
 	pick, verdict := d.balancer.Pick(protocol, dst, by.client, by.scheduler)
 	d.counts.picks[verdict].Add(1)
@@ -52,6 +53,13 @@ func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller)
 	case balancer.Dropped: // no answer; the laptop's next SYN leads to a new look-up
 		return pick, fmt.Errorf("internalTrafficPolicy Local and no endpoint on the manager's node for %v: %w", dst,
 			syscall.ETIMEDOUT)
+	}
+	if !pick.Endpoint().IsValid() {
+		return pick, d.access.check(dst, dst)
+	}
+	if err := d.access.checkPick(dst, &pick); err != nil {
+		pick.Release()
+		return pick, err
 	}
 	return pick, nil
 }
@@ -80,7 +88,7 @@ func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*n
 		if err == nil {
 			return conn, pick, nil
 		}
-		if !tryAnother(err) || !pick.Next() {
+		if !tryAnother(err) || !pick.Next() || d.access.checkPick(dst, &pick) != nil {
 			pick.Release()
 			return nil, pick, err
 		}

@@ -182,6 +182,7 @@ topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: S
 labels: {team: tools}
 annotations: {contact: "tools: #help"}
 watchNamespaces: [shop]
+allowNamespaces: [shop]
 expose: nodeport
 clusterRole: {create: false}
 clientDefaults:
@@ -328,6 +329,7 @@ func checkPod(t *testing.T, pod corev1.PodTemplateSpec) {
 func TestWatchedNamespacesHaveRolesOfTheirOwn(t *testing.T) {
 	image := []string{"--set", "image.repository=kubevpn"}
 	all := render(t, "tools", append(image, "--set-json", `watchNamespaces=["tools","shop","123"]`,
+		"--set-json", `allowNamespaces=["tools","shop","123"]`,
 		"--set-json", `allowCIDRs=["10.0.0.0/8","fd00::/8"]`, "--set-json", `denyCIDRs=["10.1.0.0/16"]`)...)
 	var whole, cluster rbacv1.ClusterRole
 	decode(t, render(t, "tools", image...)["ClusterRole kubevpn-traffic-manager-tools"], &whole)
@@ -362,14 +364,23 @@ func TestWatchedNamespacesHaveRolesOfTheirOwn(t *testing.T) {
 	if err := cmd.ParseFlags(args[1:]); err != nil {
 		t.Fatal(err)
 	}
-	got, err := cmd.Flags().GetStringSlice("watch-namespaces")
-	if err != nil || args[0] != cmd.Name() || !slices.Equal(got, []string{"123", "shop", "tools"}) {
-		t.Errorf("of %q the manager reads %q, %v", args, got, err)
+	for _, flag := range []string{"watch-namespaces", "allow-namespaces"} {
+		got, err := cmd.Flags().GetStringSlice(flag)
+		if err != nil || args[0] != cmd.Name() || !slices.Equal(got, []string{"123", "shop", "tools"}) {
+			t.Errorf("of %q the manager reads %q, %v", args, got, err)
+		}
 	}
 	for flag, want := range map[string][]string{"allow-cidr": {"10.0.0.0/8", "fd00::/8"}, "deny-cidr": {"10.1.0.0/16"}} {
 		if got, err := cmd.Flags().GetStringSlice(flag); err != nil || !slices.Equal(got, want) {
 			t.Errorf("of %q the manager reads --%s %q, %v", args, flag, got, err)
 		}
+	}
+}
+
+func TestAllowedNamespacesMustBeWatched(t *testing.T) {
+	out, err := helm(t, "template", "vpn", chart, "--set", "image.repository=kubevpn,watchNamespaces={tools},allowNamespaces={tools,shop}").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `allowNamespaces has "shop", which watchNamespaces lacks`) {
+		t.Errorf("got %v: %s", err, out)
 	}
 }
 
@@ -403,6 +414,7 @@ func TestSchemaRejectsWrongValues(t *testing.T) {
 		"labels.app\\.kubernetes\\.io/name=other", "annotations.kubevpn/created=true", "apiServers={10.0.0.1}",
 		"watchNamespaces=shop", "watchNamespaces={Shop}", "allowCIDRs=10.0.0.0/8", "denyCIDRs={10.0.0.1}", "denyCIDRs={nodes}",
 		"clusterRole.create=1", "access.users=ann",
+		"watchNamespaces=shop", "watchNamespaces={Shop}", "allowNamespaces={a b}", "clusterRole.create=1", "access.users=ann",
 		"access.gateways=perhaps", "expose=ingress", "expose=true", "networkPolicy.from={10.0.0.0/8}",
 		"clientDefaults.image=x", "clientDefaults.netstack=kernel", "clientDefaults.extraCIDRs=10.20.0.0/16",
 		"clientDefaults.requireMatch={A}", "metrics.enabled=yes", "metrics.serviceMonitor.interval=often",

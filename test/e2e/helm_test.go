@@ -116,6 +116,7 @@ func helmSuite(t *testing.T, w *world) {
 	t.Run("metrics_count_what_passes", func(t *testing.T) { helmMetrics(t, w, ann) })
 	t.Run("prometheus_answers_the_dashboard", func(t *testing.T) { prometheusAnswers(t, r, chart) })
 	t.Run("manager_watches_one_namespace", func(t *testing.T) { helmWatchesOne(t, r, chart, ann) })
+	t.Run("laptops_reach_one_namespace", func(t *testing.T) { helmAllowsOne(t, r, chart, ann) })
 	ann.must(t, "kubevpn", "disconnect", "--all")
 	t.Run("previous_kubevpn_uses_the_new_manager", func(t *testing.T) { helmPrevious(t, w, ann, previous) })
 	t.Run("uninstall_leaves_nothing", func(t *testing.T) {
@@ -218,10 +219,8 @@ func helmOwns(t *testing.T, w *world, admin *laptop) {
 	}
 }
 
-// helmWatchesOne lets the manager watch the namespace default alone. kube-proxy serves the Services of the others.
-func helmWatchesOne(t *testing.T, r chartRelease, chart string, ann *laptop) {
-	w := r.world
-	w.apply(t, fmt.Sprintf(`
+// hiddenService is a Service in a namespace that the manager does not watch. Its EndpointSlice names no pod.
+const hiddenService = `
 apiVersion: v1
 kind: Service
 metadata: {name: hidden, namespace: e2e-helm}
@@ -233,7 +232,12 @@ metadata: {name: hidden, namespace: e2e-helm, labels: {kubernetes.io/service-nam
 addressType: IPv4
 endpoints: [{addresses: [%s], conditions: {ready: true}}]
 ports: [{name: http, port: 8080, protocol: TCP}]
-`, w.pods(t, "default", "app=web")[0]))
+`
+
+// helmWatchesOne lets the manager watch the namespace default alone. kube-proxy serves the Services of the others.
+func helmWatchesOne(t *testing.T, r chartRelease, chart string, ann *laptop) {
+	w := r.world
+	w.apply(t, fmt.Sprintf(hiddenService, w.pods(t, "default", "app=web")[0]))
 	r.must(t, "upgrade", "vpn", chart, "--reset-then-reuse-values", "--wait", "--timeout", "60s", "--set",
 		"watchNamespaces={default}")
 	const account = "--as=system:serviceaccount:e2e-helm:kubevpn-traffic-manager"
@@ -260,4 +264,71 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 	if c := ann.connection(t); len(c.Warnings) != 0 {
 		t.Errorf("status has the warnings %q", c.Warnings)
 	}
+}
+
+// helmAllowsOne lets laptops reach the namespace default alone, in which somebody may write EndpointSlices.
+func helmAllowsOne(t *testing.T, r chartRelease, chart string, ann *laptop) {
+	w := r.world
+	w.apply(t, fmt.Sprintf(hiddenService, w.pods(t, "default", "app=web")[0]))
+	dns := w.pods(t, "kube-system", "k8s-app=kube-dns")[0]
+	w.apply(t, fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: stolen, namespace: default}
+spec: {ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: stolen, namespace: default, labels: {kubernetes.io/service-name: stolen}}
+addressType: IPv4
+endpoints: [{addresses: [%s], conditions: {ready: true}, targetRef: {kind: Pod, namespace: default, name: %s}}]
+ports: [{name: http, port: 8080, protocol: TCP}]
+`, dns, w.kubectl(t, "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.name}")))
+	upgrade := func(values string) {
+		r.must(t, "upgrade", "vpn", chart, "--reset-then-reuse-values", "--wait", "--timeout", "60s", "--set-json", values)
+	}
+	allowed := []string{"web/", w.clusterIP(t, "default", "web") + "/", w.pods(t, "default", "app=web")[0].String() + ":8080/"}
+	rejected := []string{w.clusterIP(t, "e2e-helm", "hidden") + "/", w.clusterIP(t, "default", "stolen") + "/health",
+		dns.String() + ":8080/health"}
+	curl := func(url string) result {
+		return ann.run(t, "curl", "-sS", "-f", "-o", "/dev/null", "--max-time", "5", "http://"+url)
+	}
+	testenv.Eventually(t, soon, func() error {
+		for _, url := range append(allowed, rejected...) {
+			if r := curl(url); r.code != 0 {
+				return errors.New(r.String())
+			}
+		}
+		return nil
+	})
+	upgrade(`watchNamespaces=[],allowNamespaces=["default"]`)
+	check := func() error {
+		if c := ann.connection(t); c.Status != api.StatusConnected || c.Netstack != api.NetstackGVisor ||
+			c.Services != "resolved by kubevpn in default; rejected in other namespaces" {
+			return fmt.Errorf("status %s, netstack %s, Services %s", c.Status, c.Netstack, c.Services)
+		}
+		for _, url := range allowed {
+			if r := curl(url); r.code != 0 {
+				return errors.New(r.String())
+			}
+		}
+		for _, url := range rejected {
+			if curl(url).code == 0 {
+				return fmt.Errorf("%s answers", url)
+			}
+		}
+		return nil
+	}
+	testenv.Eventually(t, soon, check)
+	ann.must(t, "kubevpn", "disconnect", "--all")
+	failure{code: api.ExitNetstack, message: "this traffic manager limits what laptops reach to the namespaces default",
+		hint: "--netstack gvisor", within: soon}.check(t, ann.run(t, "kubevpn", "connect", "--manager-namespace", "e2e-helm",
+		"--netstack", "system"))
+	ann.must(t, "kubevpn", "connect", "--manager-namespace", "e2e-helm")
+	testenv.Eventually(t, soon, check)
+	upgrade("allowNamespaces=[]")
+	testenv.Eventually(t, soon, func() error {
+		_, err := ann.get(t, "http://"+w.clusterIP(t, "e2e-helm", "hidden")+"/")
+		return err
+	})
 }
