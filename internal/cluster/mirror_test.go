@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,14 +69,14 @@ func TestMirrorRetriesLessAndLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The fake clock begins in 2000. k8s.io/apimachinery delays errors that are older than its first, of the real clock.
 		time.Sleep(100 * 365 * 24 * time.Hour)
-		lists := 0 // failed ones
-		down := true
+		var lists atomic.Int32 // failed ones
+		var up atomic.Bool
 		kube := fakeCluster(nil, "", service("web", "10.96.0.1"))
 		kube.PrependReactor("list", "services", func(k8stesting.Action) (bool, runtime.Object, error) {
-			if down {
-				lists++
+			if !up.Load() {
+				lists.Add(1)
 			}
-			return down, nil, errors.New("connection refused")
+			return !up.Load(), nil, errors.New("connection refused")
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		m := NewMirror(kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services("ns"))
@@ -86,10 +87,10 @@ func TestMirrorRetriesLessAndLessOften(t *testing.T) {
 		}()
 		time.Sleep(time.Minute) // of a fake clock
 		synctest.Wait()
-		if lists < 3 || lists > 8 {
-			t.Errorf("%d lists in a minute, want 3 to 8", lists)
+		if n := lists.Load(); n < 3 || n > 8 {
+			t.Errorf("%d lists in a minute, want 3 to 8", n)
 		}
-		down = false
+		up.Store(true)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if !m.Listed() {
