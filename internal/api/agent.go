@@ -41,9 +41,9 @@ type AgentInfo struct {
 	Version  string `json:"version"`
 	Port     uint16 `json:"port"` // of the pod, where the leader accepts laptops' conns
 	Key      string `json:"key"`  // KeyHash of the leader's key
-	// Leader is LeaderSelf if the agent that prints the line is the leader. Then the key is authentic. It is LeaderOther
-	// if the agent repeats what a program told it that had bound AgentSocket, which any container of the pod can do.
-	// Empty: the agent is older, and the line can be either.
+	// Leader is LeaderSelf if the agent that prints the line is the leader. Then the key is authentic. It is
+	// LeaderOther if the agent repeats what a program told it that had bound AgentSocket, which any container of the
+	// pod can do. Empty: the agent is older, and the line can be either.
 	Leader string `json:"leader,omitempty"`
 	Error  *Error `json:"error,omitempty"`
 }

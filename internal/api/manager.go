@@ -28,7 +28,7 @@ type ClientHello struct {
 
 	// Netstack is the one that the laptop intends to use: NetstackGVisor or NetstackSystem; empty means gvisor.
 	Netstack string `json:"netstack,omitempty"`
-	// MayUseGVisor: the laptop uses gvisor instead if the manager's state is Limited.
+	// MayUseGVisor: the laptop uses gvisor instead if the manager's state says GVisorOnly.
 	MayUseGVisor bool         `json:"mayUseGVisor,omitempty"`
 	Lease        []netip.Addr `json:"lease,omitempty"` // previous inner addresses, to get them again
 	// Avoid lists networks of the laptop that an inner network must not overlap.
@@ -86,13 +86,15 @@ type ManagerState struct {
 	ResolvesVIPs bool `json:"resolvesVIPs"`
 	// Namespaces are those whose Services the manager watches, as far as nothing is Missing. Empty: all.
 	Namespaces []string `json:"namespaces,omitempty"`
-	// Limited: the manager dials only Services and pods of Namespaces, and has no system netstack.
-	Limited   bool           `json:"limited,omitempty"`
-	Missing   []string       `json:"missing,omitempty"`   // permissions the manager lacks: "list nodes"
-	Sessions  int            `json:"sessions"`            // laptops connected now, this one included
-	ProbePod  netip.AddrPort `json:"probePod,omitzero"`   // a pod's TCP port that should accept a connection
-	ProbeVIP  netip.AddrPort `json:"probeVIP,omitzero"`   // a ClusterIP and TCP port with a ready endpoint
-	ProbeName string         `json:"probeName,omitempty"` // the name of ProbeVIP's Service: "web.default"
+	// Limited: the manager dials only Services and pods of Namespaces.
+	Limited bool `json:"limited,omitempty"`
+	// GVisorOnly: an admin limits what the manager dials, and kube-proxy picks endpoints in the system netstack.
+	GVisorOnly bool           `json:"gvisorOnly,omitempty"`
+	Missing    []string       `json:"missing,omitempty"`   // permissions the manager lacks: "list nodes"
+	Sessions   int            `json:"sessions"`            // laptops connected now, this one included
+	ProbePod   netip.AddrPort `json:"probePod,omitzero"`   // a pod's TCP port that should accept a connection
+	ProbeVIP   netip.AddrPort `json:"probeVIP,omitzero"`   // a ClusterIP and TCP port with a ready endpoint
+	ProbeName  string         `json:"probeName,omitempty"` // the name of ProbeVIP's Service: "web.default"
 
 	// Direct are the addresses ("HOST:PORT") of the manager's proxy port: its pod's, those of a node port or of a load
 	// balancer that leads to it. At most MaxDirect. A laptop may reach any of them, or none.

@@ -3,7 +3,6 @@ package connection
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"time"
 
@@ -82,9 +81,8 @@ func (c *chooser) choose(ctx context.Context) error {
 		}
 		f.Proxy = l.proxy
 	}
-	if v := c.view.Load(); f.asksGateway() && v.state.Limited {
-		f.Refusal = api.Errorf(api.ExitNetstack, "the traffic manager limits what laptops reach, to the namespaces %s",
-			strings.Join(v.state.Namespaces, ", "))
+	if v := c.view.Load(); f.asksGateway() && v.state.GVisorOnly {
+		f.Refusal = api.Errorf(api.ExitNetstack, "the traffic manager limits what laptops reach")
 	} else if f.asksGateway() {
 		if err := c.obtain(ctx); err != nil {
 			if ctx.Err() != nil {

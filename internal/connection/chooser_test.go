@@ -94,7 +94,7 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 			g := &fakeGateways{refusal: tt.refusal, failure: tt.failure}
 			g.replace(s)
 			if tt.limited {
-				s.handshake.learn(api.ManagerState{Limited: true, Namespaces: []string{"shop"}})
+				s.handshake.learn(api.ManagerState{GVisorOnly: true})
 			}
 			if tt.there {
 				s.handshake.learn(api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}})

@@ -190,7 +190,8 @@ func (h *handshake) hello() (api.ClientHello, error) {
 	return api.ClientHello{
 		Protocol: api.Protocol, Oldest: api.OldestProtocol, Version: version.String(), Client: client,
 		Namespace: h.namespace.Load(), Scheduler: h.cfg.Request.Scheduler,
-		Netstack: use, MayUseGVisor: h.cfg.netstack() != api.NetstackSystem, Lease: h.view.Load().lease.Addrs, Avoid: avoid,
+		Netstack: use, MayUseGVisor: h.cfg.netstack() != api.NetstackSystem,
+		Lease: h.view.Load().lease.Addrs, Avoid: avoid,
 		ExtraCIDRs: h.cfg.Request.ExtraCIDRs, NoGSO: !h.packets.gso(),
 	}, nil
 }

@@ -19,11 +19,13 @@ var kept = []struct{ names, why string }{
 	{"*OPTS *OPTIONS *_CMD_ARGS", "options of programs can name code"},
 	{"LD_* DYLD_* GCONV_PATH GETCONF_DIR GLIBC_TUNABLES LOCPATH NLSPATH TERMCAP TERMINFO*",
 		"the loader and the C library load code and data from there"},
-	{"SHELL BASH* ENV ZDOTDIR FPATH IFS PS0 PS1 PS2 PS4 SHELLOPTS", "they decide how a shell starts, or what it executes"},
+	{"SHELL BASH* ENV ZDOTDIR FPATH IFS PS0 PS1 PS2 PS4 SHELLOPTS",
+		"they decide how a shell starts, or what it executes"},
 	{"EXINIT VIM* NVIM* EMACS* FZF_* LESS LESSOPEN LESSCLOSE LESSKEY* RIPGREP_* BAT_* TMUX*",
 		"editors and tools of the terminal execute what they name"},
 	{"GIT_COMMON_DIR GIT_CONFIG* GIT_DIR GIT_EXEC* GIT_EXTERNAL* GIT_OBJECT* GIT_PROXY* GIT_SSH* GIT_TEMPLATE* " +
-		"GIT_WORK_TREE SSH_* SUDO_* HGRC* HGMERGE SVN_* CVS_* RSYNC_* CURL_* GNUPG*", "they name commands, hooks and keys"},
+		"GIT_WORK_TREE SSH_* SUDO_* HGRC* HGMERGE SVN_* CVS_* RSYNC_* CURL_* GNUPG*",
+		"they name commands, hooks and keys"},
 	{"NODE_PATH NODE_REPL_* TS_NODE_* BUN_* DENO_* NPM_* YARN_* PNPM_* COREPACK_*",
 		"JavaScript runtimes and their package managers load code that they name"},
 	{"PYTHONBREAKPOINT PYTHONINSPECT PYTHONPATH PYTHONPLATLIBDIR PYTHONPYCACHEPREFIX PYTHONSTARTUP PYTHONUSERBASE " +
@@ -57,7 +59,8 @@ func isKept(name string) bool {
 		for pattern := range strings.FieldsSeq(k.names) {
 			// The only special character of a pattern is *, which stands for text without a slash. No program looks
 			// for a variable that has one in its name.
-			if is, _ := path.Match(pattern, strings.ToUpper(name)); is && strings.Contains(pattern, "*") || name == pattern {
+			is, _ := path.Match(pattern, strings.ToUpper(name))
+			if is && strings.Contains(pattern, "*") || name == pattern {
 				return true
 			}
 		}

@@ -135,7 +135,8 @@ func checkShape(d *appsv1.Deployment, changed string) error {
 	}
 	return api.Errorf(api.ExitInstall, "the Deployment %s/%s is not the traffic manager as kubevpn installs it: %s",
 		d.Namespace, d.Name, strings.Join(differs, "; ")).
-		WithHint("Anyone with write access to the namespace, or a policy of the cluster, could have changed it. %[3]s\n"+
+		WithHint("Anyone with write access to the namespace, or a policy of the cluster, could have changed it. "+
+			"%[3]s\n"+
 			"An admin should check who has access, and reinstall:\n"+
 			"  kubectl -n %[1]s get rolebindings -o wide\n"+
 			"  kubectl -n %[1]s delete deployment %[2]s\n"+

@@ -315,12 +315,12 @@ func (c *podIntercept) checkLeader(ctx context.Context, agent podAgent, info api
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case info.Leader == "":
-		return api.Errorf(api.ExitIncompatible, "the agent in pod %s (%s) is too old to receive a TLS key: it does not "+
-			"say whether its own key is in its log", c.name, info.Version).
+		return api.Errorf(api.ExitIncompatible, "the agent in pod %s (%s) is too old to receive a TLS key: it does "+
+			"not say whether its own key is in its log", c.name, info.Version).
 			WithHint("Run `kubevpn connect --upgrade` to upgrade the traffic manager and its agents to this version.")
 	}
-	return api.Errorf(api.ExitInject, "another program poses as the agent in pod %s: no agent's log has the key of the "+
-		"leader", c.name).
+	return api.Errorf(api.ExitInject, "another program poses as the agent in pod %s: no agent's log has the key of "+
+		"the leader", c.name).
 		WithHint("A container of the pod has bound the socket %s, or an agent of an older version leads there.\n"+
 			"`kubevpn reset` ends the agents.", api.AgentSocket)
 }

@@ -200,12 +200,15 @@ func (a *access) record(ref podRef, has bool, err error, now time.Time) bool {
 	return p.has
 }
 
+// limited reports whether an admin limits what the manager dials.
+func (d *dialer) limited() bool { return d.access != nil || d.limitedNetworks }
+
 // refuse returns an error if a laptop insists on the system netstack, or nil. kube-proxy picks the endpoints of its
 // packets, so the manager could not limit them.
-func (a *access) refuse(hello *api.ClientHello) *api.Error {
-	if a == nil || hello.Netstack != api.NetstackSystem || hello.MayUseGVisor {
+func (d *dialer) refuse(hello *api.ClientHello) *api.Error {
+	if !d.limited() || hello.Netstack != api.NetstackSystem || hello.MayUseGVisor {
 		return nil
 	}
-	return api.Errorf(api.ExitNetstack, "%w to the namespaces %s, which needs `--netstack gvisor`", errNotAllowed,
-		strings.Join(a.allowed, ", ")).WithHint("use `kubevpn connect --netstack gvisor`")
+	return api.Errorf(api.ExitNetstack, "%w, which needs `--netstack gvisor`", errNotAllowed).
+		WithHint("use `kubevpn connect --netstack gvisor`")
 }

@@ -194,28 +194,36 @@ func TestClusterDNSIsReachedFromEveryNamespace(t *testing.T) {
 }
 
 func TestLimitRefusesTheSystemNetstack(t *testing.T) {
+	namespaces := Config{AllowNamespaces: []string{"tools", "shop"}}
+	networks := Config{DenyCIDRs: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")}}
 	for _, tt := range []struct {
+		limit   Config
 		hello   api.ClientHello
 		refused bool
 	}{
-		{api.ClientHello{Netstack: api.NetstackSystem}, true},
-		{api.ClientHello{Netstack: api.NetstackSystem, MayUseGVisor: true}, false},
-		{api.ClientHello{Netstack: api.NetstackGVisor}, false},
-		{api.ClientHello{}, false},
+		{namespaces, api.ClientHello{Netstack: api.NetstackSystem}, true},
+		{networks, api.ClientHello{Netstack: api.NetstackSystem}, true},
+		{namespaces, api.ClientHello{Netstack: api.NetstackSystem, MayUseGVisor: true}, false},
+		{namespaces, api.ClientHello{Netstack: api.NetstackGVisor}, false},
+		{namespaces, api.ClientHello{}, false},
+		{Config{}, api.ClientHello{Netstack: api.NetstackSystem}, false},
 	} {
 		tt.hello.Protocol, tt.hello.Client = api.Protocol, "laptop"
-		r := start(t, Config{AllowNamespaces: []string{"tools", "shop"}})
+		r := start(t, tt.limit)
 		m := hello(t, r.laptop, tt.hello).next()
 		switch {
 		case tt.refused != (m.Error != nil):
 			t.Errorf("%+v: got %+v", tt.hello, m)
-		case m.Error != nil && (m.Error.Code != api.ExitNetstack || !strings.Contains(m.Error.Message, "to the namespaces shop, tools, which needs `--netstack gvisor`")):
+		case m.Error != nil && (m.Error.Code != api.ExitNetstack || !strings.Contains(m.Error.Message, "limits what laptops reach, which needs `--netstack gvisor`")):
 			t.Errorf("the error is %v", m.Error)
 		case m.Hello == nil:
 			continue
 		}
+		if m.Hello.State.GVisorOnly != r.dialer.limited() {
+			t.Errorf("%+v: GVisorOnly is %v", tt.hello, m.Hello.State.GVisorOnly)
+		}
 		for p := range r.router.routes.Load().distinct() {
-			if p.system.Load() {
+			if p.system.Load() && r.dialer.limited() {
 				t.Errorf("%+v: packets of the laptop may leave by a gateway", tt.hello)
 			}
 		}

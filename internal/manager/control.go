@@ -52,7 +52,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		s.refuse(laptop, api.Errorf(api.ExitUsage, "%w", err))
 		return nil
 	}
-	if refusal := s.manager.dialer.access.refuse(&hello); refusal != nil {
+	if refusal := s.manager.dialer.refuse(&hello); refusal != nil {
 		s.refuse(laptop, refusal)
 		return nil
 	}

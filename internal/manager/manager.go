@@ -96,12 +96,14 @@ func New(cfg Config) *Manager {
 	}
 	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
 	m.dialer.access = newAccess(cfg.AllowNamespaces, m)
+	m.dialer.limitedNetworks = len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
 	m.router = newRouter(m.filter.allowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
 		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, watcher: m.watcher,
 		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter, access: m.dialer.access,
-		ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
+		gvisorOnly: m.dialer.limited(),
+		ready:      make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
 	}
 	m.dialer.inRange = m.inServiceRange
 	return m
@@ -139,7 +141,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		m.publisher.self.port = m.proxy.tickets.port
 	}
-	if m.cfg.GatewaySocket != "" && m.dialer.access == nil { // see access.refuse
+	if m.cfg.GatewaySocket != "" && !m.dialer.limited() { // see dialer.refuse
 		if m.gateways, err = listenGateways(ctx, m.cfg.GatewaySocket); err != nil {
 			return fmt.Errorf("listening for a gateway: %w", err)
 		}

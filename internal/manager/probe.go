@@ -92,7 +92,8 @@ func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 		for i := range s.endpoints {
 			e := &s.endpoints[i]
 			if _, onHost := p.cluster.networks.nodes[e.addr]; e.pod == "" || !e.ready || onHost ||
-				slices.Contains(p.self.addrs, e.addr) || !p.isPod(e.addr) {
+				slices.Contains(p.self.addrs, e.addr) || !p.isPod(e.addr) ||
+				!p.filter.allows(netip.AddrPortFrom(e.addr, s.ports[at].port)) {
 				continue
 			}
 			if pod := netip.AddrPortFrom(e.addr, s.ports[at].port); !lowest.IsValid() || pod.Compare(lowest) < 0 {

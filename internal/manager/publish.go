@@ -31,10 +31,12 @@ type publisher struct {
 	router   *router    // knows the inner networks and the gateway
 	filter   *filter    // receives the addresses of nodes and the API server
 	access   *access    // receives the claims of EndpointSlices
-	dns      dnsConfig
-	vip      netip.AddrPort // of the API server, from the pod's environment
-	noEcho   bool           // ICMP echo sockets are not permitted
-	self     self
+	// gvisorOnly: there is no gateway, because an admin limits what laptops reach.
+	gvisorOnly bool
+	dns        dnsConfig
+	vip        netip.AddrPort // of the API server, from the pod's environment
+	noEcho     bool           // ICMP echo sockets are not permitted
+	self       self
 
 	mu       sync.Mutex
 	sessions map[*transport.Session]struct{}
@@ -201,7 +203,7 @@ func (p *publisher) setName(name balancer.Name, exists bool, records uint64) {
 func (p *publisher) post() {
 	missing, ready := p.watcher.state()
 	n := &notice{state: api.ManagerState{
-		DNSServers: p.dns.servers, DNSDomain: p.dns.domain,
+		GVisorOnly: p.gvisorOnly, DNSServers: p.dns.servers, DNSDomain: p.dns.domain,
 		Missing: slices.Clone(missing), Sessions: p.laptops(), ResolvesVIPs: len(p.resolving) > 0,
 	}}
 	if watched := p.cluster.namespaces; watched[0] != metav1.NamespaceAll {

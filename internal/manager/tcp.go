@@ -30,9 +30,11 @@ type dialer struct {
 	check     func(netip.AddrPort) error                           // filter.check
 	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // filter.checkHost, if dst is no ClusterIP
 	access    *access                                              // nil: no limit
-	ports     *ports
-	inRange   func(netip.Addr) bool // whether an address is in a Service range
-	counts    dialCounts
+	// limitedNetworks: the admin allows or denies networks (check).
+	limitedNetworks bool
+	ports           *ports
+	inRange         func(netip.Addr) bool // whether an address is in a Service range
+	counts          dialCounts
 }
 
 // caller identifies the laptop for which the manager dials.

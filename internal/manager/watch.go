@@ -219,7 +219,8 @@ func (w *watcher) ask(ctx context.Context) (denied denials, unsure map[scope]boo
 			}
 			if !answer.Allowed && answer.EvaluationError != "" {
 				unsure[s] = true
-				w.log.Warn("cannot check a permission of the manager", "verb", verb, "resource", s, "err", answer.EvaluationError)
+				w.log.Warn("cannot check a permission of the manager", "verb", verb, "resource", s,
+					"err", answer.EvaluationError)
 			}
 		}
 	}

@@ -44,7 +44,8 @@ func Handler(c prometheus.Collector) http.Handler {
 func Serve(ctx context.Context, name string, l net.Listener, h http.Handler) error {
 	conns := &authlistener.Bound{Max: maxConns, MaxFrom: maxConns}
 	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second,
-		WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: maxHead, ConnState: conns.ConnState}
+		WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: maxHead,
+		ConnState: conns.ConnState}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -122,7 +122,8 @@ const (
 	quoted = `"((?:[^"\\]|\\.)*)"?|'([^']*)'?|(\[[^\]]*\]?)`
 	word   = `(?:` + quoted + `|([^\s"'\[]\S*))`
 	name   = `(?:passw(?:or)?[dt]|passphrase|pwd|secret|token|credential|cookie|ticket|signature|session[_-]?id|` +
-		`(?:api|access|account|private|client|session|signing|encryption|shared|storage|master)[_-]?key)[a-z0-9_-]{0,30}`
+		`(?:api|access|account|private|client|session|signing|encryption|shared|storage|master)[_-]?key)` +
+		`[a-z0-9_-]{0,30}`
 )
 
 // names returns the beginnings of name: passwords may contain blanks, and tokens do not.
@@ -177,7 +178,8 @@ var patterns = sync.OnceValue(func() []pattern {
 			forms: one(`^["']?\s*[:=]\s*["']?[a-z0-9_.-]{0,60}?(?:authorization|`+
 				name+`)["']?[\s,]*["']?value["']?\s*[:=]\s*`+word, nil)},
 		{starts: []string{"value"}, forms: one(`^["']?\s*[:=]\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|`+
-			`([^\s"',:=]+))[\s,]*["']?(?:name|key)["']?\s*[:=]\s*["']?[a-z0-9_.-]{0,60}?(?:authorization|`+name+`)`, nil)},
+			`([^\s"',:=]+))[\s,]*["']?(?:name|key)["']?\s*[:=]\s*["']?[a-z0-9_.-]{0,60}?(?:authorization|`+
+			name+`)`, nil)},
 		{starts: passwords,
 			forms: slices.Concat(named, one(end+`\s*[:=]\s*(?:`+quoted+`|([^\s"'\[].*))`, pairs))},
 		{starts: tokens, forms: slices.Concat(named, one(end+`\s*[:=]\s*`+word, nil))},
@@ -195,7 +197,8 @@ var patterns = sync.OnceValue(func() []pattern {
 			forms: one(`^[\s=]?["']?([\w.@-]{0,40}[a-z][\w.@-]{0,40}:[^\s"']+)`, nil)},
 		{starts: []string{"sshpass ", "mysql ", "mysqldump "}, forms: one(`^(?:[^\n]{0,40}?\s)??-p\s?(\S+)`, nil)},
 		{starts: []string{"auth"}, forms: one(`^["']*\s*[:=]\s*["']?([a-z0-9+/_-]{6,}={0,2})`, basic)},
-		{starts: []string{"bearer", "basic", "negotiate", "digest"}, forms: one(`^[ \t]+([A-Za-z0-9._~+/=-]{6,})`, notWords)},
+		{starts: []string{"bearer", "basic", "negotiate", "digest"},
+			forms: one(`^[ \t]+([A-Za-z0-9._~+/=-]{6,})`, notWords)},
 		// tokens that have a form: JWT, of Kubernetes, of Telegram, of Entra ID, of many others
 		{hints: []string{"eyj"}, forms: one(`(?-i)\beyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)?`, nil)},
 		{hints: []string{"."}, forms: one(`(?-i)\b[a-z0-9]{6}\.[a-z0-9]{16}\b`, notWords)},

@@ -56,7 +56,8 @@ func plan(e env) (decision, error) {
 		return decision{Mode: ModeResolved, PerLink: true, Upstreams: port53(without(e.ResolvedUplinks, e.Config))}, nil
 	}
 	if stub && e.Resolved == nil {
-		return decision{}, errors.New("systemd-resolved answers this machine's queries, and no link has a resolver for it")
+		return decision{}, errors.New("systemd-resolved answers this machine's queries, and " +
+			"no link has a resolver for it")
 	}
 	bypassed := byResolved && strings.HasPrefix(e.ResolvConfPath, "/run/systemd/resolve/")
 	d := decision{PerLink: byResolved}

@@ -311,7 +311,7 @@ func (c *clientConn) SetReadDeadline(t time.Time) error {
 		close(c.releaseFIN)
 		c.releaseFIN = nil
 	}
-	if c.reading && c.headCost == connCost { // no byte of it has come: how long that may take is the application's choice
+	if c.reading && c.headCost == connCost { // no byte of it has come: how long that may take, the application chooses
 		t = time.Time{}
 	}
 	c.mu.Unlock()

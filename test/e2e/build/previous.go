@@ -36,8 +36,8 @@ func Previous(ctx context.Context, dir, ref, version string) (used string, err e
 	}
 	used = revision
 	if protocol < api.OldestProtocol || protocol > api.Protocol {
-		used = fmt.Sprintf("the current source, because %s has protocol version %d and not %d to %d", revision, protocol,
-			api.OldestProtocol, api.Protocol)
+		used = fmt.Sprintf("the current source, because %s has protocol version %d and not %d to %d", revision,
+			protocol, api.OldestProtocol, api.Protocol)
 		old = root
 	}
 	s := source{old, version}

@@ -58,8 +58,8 @@ type attacker struct {
 	done report
 }
 
-// runAttack attacks ports (ADDRESS:PORT), and then writes what it did as JSON. It first writes a line when each port has
-// been attacked by each method.
+// runAttack attacks ports (ADDRESS:PORT), and then writes what it did as JSON. It first writes a line when each port
+// has been attacked by each method.
 func runAttack(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("attack", flag.ContinueOnError)
 	limit := flags.Duration("for", time.Minute, "when to end if no signal comes first")
