@@ -291,7 +291,11 @@ func userSuite(t *testing.T, w *world) {
 func byService(t *testing.T, w *world, root *laptop, before string) {
 	testenv.NeedPrograms(t, "systemd-socket-activate", "unshare", "nsenter")
 	l := w.laptopOf(t, ben)
+	// The socket and the policy are this listener's and its clients' alone.
 	listener := root.command(t.Context(), t, "unshare", "--mount", "sh", "-c", "mount -t tmpfs -o mode=755 tmpfs /run && "+
+		"mkdir /run/upper /run/work && cp -L /etc/resolv.conf /run/resolv.conf && "+
+		"mount -t overlay etc -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work /etc && "+
+		"cp --remove-destination /run/resolv.conf /etc/resolv.conf && mkdir -p /etc/kubevpn && "+
 		"exec systemd-socket-activate --accept --inetd --listen "+service.Socket+" "+l.program+" helper")
 	if err := listener.Start(); err != nil {
 		t.Fatal(err)
@@ -307,7 +311,14 @@ func byService(t *testing.T, w *world, root *laptop, before string) {
 	})
 	l.within = []string{"nsenter", "--mount", "--target", pid, "--"}
 
-	r := l.run(t, "kubevpn", "connect", "--extra-cidr", "203.0.113.0/24")
+	r := l.run(t, "kubevpn", "connect")
+	if r.code != int(api.ExitNetwork) || !strings.Contains(r.stderr, "the root helper refuses name resolution") ||
+		!strings.Contains(r.stderr, "\n    allQueries: true\n") {
+		t.Errorf("without systemd-resolved: %v", r)
+	}
+	root.sameAs(t, before)
+	root.must(t, "nsenter", "--mount", "--target", pid, "--", "sh", "-c", "echo 'allQueries: true' >/etc/kubevpn/helper.yaml")
+	r = l.run(t, "kubevpn", "connect", "--extra-cidr", "203.0.113.0/24")
 	if r.code != int(api.ExitNetwork) || !strings.Contains(r.stderr, "the root helper refuses the route 203.0.113.0/24") ||
 		!strings.Contains(r.stderr, "\n    networks: [203.0.113.0/24]\n") {
 		t.Error(r)
