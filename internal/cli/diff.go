@@ -215,6 +215,7 @@ func (d *diffRun) compare(ctx context.Context, cancel context.CancelCauseFunc) e
 	following.Go(func() {
 		err := d.o.app.recorded(limited, api.RequestsRequest{
 			Connection: d.intercept.Connection, Workload: d.intercept.ID, Follow: true, Body: int(d.o.body),
+			Redact: []string{api.ShowAll}, // real values are compared, and hidden where they are shown
 		}, d.record)
 		if limited.Err() == nil {
 			cancel(cmp.Or(err, error(api.Errorf(api.ExitLost, "the recording ended"))))
