@@ -321,7 +321,7 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 	}
 	testenv.Eventually(t, soon, check)
 	ann.must(t, "kubevpn", "disconnect", "--all")
-	failure{code: api.ExitNetstack, message: "this traffic manager limits what laptops reach to the namespaces default",
+	failure{code: api.ExitNetstack, message: "this traffic manager limits what laptops reach, which needs `--netstack gvisor`",
 		hint: "--netstack gvisor", within: soon}.check(t, ann.run(t, "kubevpn", "connect", "--manager-namespace", "e2e-helm",
 		"--netstack", "system"))
 	ann.must(t, "kubevpn", "connect", "--manager-namespace", "e2e-helm")
