@@ -1,6 +1,7 @@
 package redact
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -12,6 +13,8 @@ type view struct {
 	text string
 	at   []int // offsets in the source of each byte of text and of its end; nil: the same as in text
 }
+
+func (v view) equal(w view) bool { return v.text == w.text && slices.Equal(v.at, w.at) }
 
 // offset returns the offset in the source of a byte of the view's text.
 func (v view) offset(i int) int {

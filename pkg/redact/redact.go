@@ -117,14 +117,15 @@ func (r *Redactor) find(text string, depth int) []span {
 	spans := slices.Concat(r.scanKnown(text), r.scanBase64(text, depth), match(text, !r.Named))
 	at := 0
 	for line := range strings.Lines(text) {
-		add := func(v view, found []span) {
-			for _, s := range found {
+		views := view{text: line}.decodings(maxEscapes)
+		for n, v := range views {
+			if slices.IndexFunc(views, v.equal) < n {
+				continue // another order of decoding led to the same
+			}
+			for _, s := range slices.Concat(r.scanKnown(v.text), r.scanBase64(v.text, depth), match(v.text, !r.Named)) {
 				s = v.source(s)
 				spans = append(spans, span{s.start + at, s.end + at})
 			}
-		}
-		for _, v := range (view{text: line}).decodings(maxEscapes) {
-			add(v, slices.Concat(r.scanKnown(v.text), r.scanBase64(v.text, depth), match(v.text, !r.Named)))
 		}
 		at += len(line)
 	}
