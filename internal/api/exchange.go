@@ -81,59 +81,52 @@ type ExchangeBody struct {
 const ShowAll = "None"
 
 // Secrets hides the secrets of exchanges: values of headers and fields with a secret name, and what looks like a secret
-// in other texts. IDs stay. The zero value hides those that redact.Header knows.
-type Secrets struct {
-	Names []string // of more headers, in any case; ShowAll: hide nothing
-}
+// in other texts. IDs stay. It contains the names of more headers than redact.Header knows, in any case, or ShowAll to
+// hide nothing.
+type Secrets []string
 
-// Has reports whether a value is secret by the name of its header or field.
-func (s Secrets) Has(name string) bool {
+// Hide returns a value without its secrets: redact.Mark if the name of its header or field is secret. A text without a
+// name has "".
+func (s Secrets) Hide(name, value string) string {
 	named := func(n string) bool { return strings.EqualFold(n, name) }
-	return !slices.Contains(s.Names, ShowAll) && (redact.Header(name) || slices.ContainsFunc(s.Names, named))
-}
-
-// Text returns a text without its secrets.
-func (s Secrets) Text(text string) string {
-	if slices.Contains(s.Names, ShowAll) {
-		return text
+	switch {
+	case value == "", slices.Contains(s, ShowAll):
+		return value
+	case redact.Header(name), slices.ContainsFunc(s, named):
+		return redact.Mark
 	}
 	r := redact.Redactor{Named: true}
-	return r.Text(text)
+	return r.Text(value)
 }
 
 // Redact replaces the secrets of headers, the path and the bodies by redact.Mark: see Secrets. e shares nothing that it
 // changes with a copy.
 func (e *Exchange) Redact(names []string) {
-	secrets := Secrets{names}
 	found := slices.Clone(e.Redacted)
-	text := func(place, text string) string {
-		shown := secrets.Text(text)
-		if shown != text && !slices.Contains(found, place) {
+	hide := func(place, name, value string) string {
+		shown := Secrets(names).Hide(name, value)
+		if shown != value {
 			found = append(found, place)
 		}
 		return shown
 	}
 	header := func(h *http.Header) {
-		shown := make(http.Header, len(*h))
+		*h = h.Clone()
 		for name, values := range *h {
-			for _, value := range values {
-				if secrets.Has(name) && value != "" {
-					found, value = append(found, name), redact.Mark
-				}
-				shown[name] = append(shown[name], text(name, value))
+			for n, value := range values {
+				values[n] = hide(name, name, value)
 			}
 		}
-		*h = shown
 	}
 	body := func(place string, b *ExchangeBody) {
 		if utf8.Valid(b.Data) {
-			shown := []byte(text(place, string(b.Data)))
+			shown := []byte(hide(place, "", string(b.Data)))
 			b.Size += int64(len(shown) - len(b.Data)) // the difference stays what was not recorded
 			b.Data = shown
 		}
 	}
 	header(&e.Request.Headers)
-	e.Request.Path = text("path", e.Request.Path)
+	e.Request.Path = hide("path", "", e.Request.Path)
 	body("request body", &e.Request.Body)
 	if e.Response != nil {
 		answer := *e.Response

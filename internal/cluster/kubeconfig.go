@@ -198,12 +198,11 @@ func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) (warning string, err *a
 		return "", nil
 	}
 	env, command := environment(in.Environ), user.Exec.Command
-	policy, warning, err := readPluginPolicy(env)
+	path, missing := lookPath(command, env["PATH"])
+	refusal, warning, err := pluginRefusal(command, path, env)
 	if err != nil {
 		return "", err
 	}
-	path, missing := lookPath(command, env["PATH"])
-	refusal := policy.refusal(command, path, env["PATH"])
 	if missing != nil && refusal == "" {
 		return "", api.Errorf(api.ExitExecPlugin, "the kubeconfig's credential plugin %s: %w", command, missing).
 			WithHint("%s", cmp.Or(user.Exec.InstallHint, "Install it, or put its folder into PATH."))

@@ -3,9 +3,8 @@ package cluster
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,95 +20,65 @@ import (
 	"kubevpn/internal/api"
 )
 
-// pluginPolicy is the policy for credential plugins in kubectl's preferences (KEP-3104). The zero value allows all.
-type pluginPolicy struct {
-	clientcmdapi.PluginPolicy
-	file string // that contains it
-}
-
-// readPluginPolicy reads the policy of the file that kubectl would use in this environment: $KUBERC, unless that is
-// "off", else ~/.kube/kuberc. Like kubectl, it only warns if the latter cannot be used, or has unknown fields.
-func readPluginPolicy(env map[string]string) (policy pluginPolicy, warning string, err *api.Error) {
-	file, explicit := env["KUBERC"], env["KUBERC"] != ""
+// pluginRefusal returns why kubectl's preferences (KEP-3104) do not allow a credential plugin, or "". command is what
+// the kubeconfig names, path the program that this is in $PATH, or empty. The file is that of kubectl in this
+// environment: $KUBERC, unless that is "off", else ~/.kube/kuberc. Like kubectl, it only warns if the latter cannot be
+// used, or has unknown fields.
+func pluginRefusal(command, path string, env map[string]string) (refusal, warning string, err *api.Error) {
+	file, explicit := cmp.Or(env["KUBERC"], filepath.Join(homedir.HomeDir(), ".kube", "kuberc")), env["KUBERC"] != ""
 	if file == "off" {
-		return policy, "", nil
+		return "", "", nil
 	}
-	if !explicit {
-		file = filepath.Join(homedir.HomeDir(), ".kube", "kuberc")
+	policy, fault := readPluginPolicy(file)
+	if !explicit || runtime.IsStrictDecodingError(fault) {
+		if fault != nil && !errors.Is(fault, os.ErrNotExist) {
+			warning = api.OneLine("kubectl's preferences " + file + ": " + fault.Error())
+		}
+		fault = nil
 	}
-	preference, fault := readPreference(file)
-	switch {
-	case fault == nil, !explicit && errors.Is(fault, os.ErrNotExist):
-	case !explicit, runtime.IsStrictDecodingError(fault):
-		warning = api.OneLine(fmt.Sprintf("kubectl's preferences %s: %v", file, fault))
-	default:
-		return policy, "", api.Errorf(api.ExitExecPlugin, "kubectl's preferences %s: %w", file, fault).
-			WithHint("Correct the file that $KUBERC names. KUBERC=off ignores it.")
-	}
-	if preference == nil {
-		return policy, warning, nil
-	}
-	policy.file, policy.PolicyType = file, clientcmdapi.PolicyType(preference.CredentialPluginPolicy)
-	for _, entry := range preference.CredentialPluginAllowlist {
-		policy.Allowlist = append(policy.Allowlist, clientcmdapi.AllowlistEntry(entry))
-	}
-	if preference.CredentialPluginAllowlist != nil && policy.Allowlist == nil {
-		policy.Allowlist = []clientcmdapi.AllowlistEntry{}
-	}
-	if invalid := exec.ValidatePluginPolicy(policy.PluginPolicy); invalid != nil {
-		return policy, warning, api.Errorf(api.ExitExecPlugin, "kubectl's preferences %s: %w", file, invalid).
+	if fault = cmp.Or(fault, exec.ValidatePluginPolicy(policy)); fault != nil {
+		return "", "", api.Errorf(api.ExitExecPlugin, "kubectl's preferences %s: %w", file, fault).
 			WithHint("`kubectl` fails the same way. Correct the file.")
 	}
-	return policy, warning, nil
-}
-
-// readPreference returns the first Preference in a file that kubectl knows, as kubectl does; nil: the file is empty.
-// With a strict decoding error it returns both.
-func readPreference(file string) (*config.Preference, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, errors.Unwrap(err) // without the path
-	}
-	empty := true
-	for reader := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text))); ; {
-		document, err := reader.Read()
-		switch {
-		case errors.Is(err, io.EOF) && empty:
-			return nil, nil
-		case errors.Is(err, io.EOF):
-			return nil, errors.New("it contains no valid Preference")
-		case err != nil:
-			return nil, err
-		case len(bytes.TrimSpace(document)) == 0:
-			continue
-		}
-		empty = false
-		object, _, strict := scheme.StrictCodecs.UniversalDecoder().Decode(document, nil, nil)
-		if strict != nil {
-			object, _, _ = scheme.LenientCodecs.UniversalDecoder().Decode(document, nil, nil)
-		}
-		if preference, ok := object.(*config.Preference); ok {
-			return preference, strict
-		}
-	}
-}
-
-// refusal returns why the policy does not allow a plugin, or "". command is what the kubeconfig names, path the program
-// that this is in the folders of searchPath. The rules are those of client-go: the list contains one of them, or the
-// name of the program.
-func (p pluginPolicy) refusal(command, path, searchPath string) string {
-	allowed := func(entry clientcmdapi.AllowlistEntry) bool {
-		if entry.Command == filepath.Clean(command) || entry.Command == path {
-			return true
-		}
-		found, err := lookPath(entry.Command, searchPath)
-		return err == nil && filepath.Base(entry.Command) == filepath.Base(path) && found == path
+	allowed := func(entry clientcmdapi.AllowlistEntry) bool { // the rules of client-go
+		found, err := lookPath(entry.Command, env["PATH"])
+		return entry.Command == filepath.Clean(command) ||
+			err == nil && found == path && filepath.Base(entry.Command) == filepath.Base(path)
 	}
 	switch {
-	case p.PolicyType == clientcmdapi.PluginPolicyDenyAll:
-		return fmt.Sprintf("is not allowed: credentialPluginPolicy is DenyAll in %s", p.file)
-	case p.PolicyType == clientcmdapi.PluginPolicyAllowlist && !slices.ContainsFunc(p.Allowlist, allowed):
-		return fmt.Sprintf("is not allowed: credentialPluginAllowlist of %s does not contain it", p.file)
+	case policy.PolicyType == clientcmdapi.PluginPolicyDenyAll:
+		refusal = "is not allowed: credentialPluginPolicy is DenyAll in " + file
+	case policy.PolicyType == clientcmdapi.PluginPolicyAllowlist && !slices.ContainsFunc(policy.Allowlist, allowed):
+		refusal = "is not allowed: credentialPluginAllowlist of " + file + " does not contain it"
 	}
-	return ""
+	return refusal, warning, nil
+}
+
+// readPluginPolicy returns the policy of the first Preference in a file, as kubectl does. An empty file has the empty
+// policy, which allows all. With a strict decoding error it returns both.
+func readPluginPolicy(file string) (policy clientcmdapi.PluginPolicy, err error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return policy, errors.Unwrap(err) // without the path
+	}
+	if len(bytes.TrimSpace(text)) == 0 {
+		return policy, nil
+	}
+	for documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text))); ; {
+		document, end := documents.Read()
+		if end != nil {
+			return policy, errors.New("it contains no valid Preference")
+		}
+		object, _, fault := scheme.StrictCodecs.UniversalDecoder().Decode(document, nil, nil)
+		if preference, ok := object.(*config.Preference); ok {
+			policy.PolicyType = clientcmdapi.PolicyType(preference.CredentialPluginPolicy)
+			if list := preference.CredentialPluginAllowlist; list != nil {
+				policy.Allowlist = make([]clientcmdapi.AllowlistEntry, len(list))
+				for n := range list {
+					policy.Allowlist[n] = clientcmdapi.AllowlistEntry(list[n])
+				}
+			}
+			return policy, fault
+		}
+	}
 }

@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/redact"
 )
 
 // The bounds of what Results keeps. What exceeds them is counted together.
@@ -53,7 +52,7 @@ type kind struct {
 // NewResults returns empty Results. It hides secrets: see api.Secrets. It calls first with each new group,
 // unless the group's place is known to vary.
 func NewResults(redact []string, first func(api.DiffGroup)) *Results {
-	r := &Results{secrets: api.Secrets{Names: redact}, first: first,
+	r := &Results{secrets: redact, first: first,
 		groups: make(map[place]*api.DiffGroup), kinds: make(map[string]*kind),
 		varying: make(map[place]*api.DiffIgnored), routes: make(map[string][]string), skipped: make(map[string]int)}
 	return r
@@ -100,7 +99,7 @@ func (r *Results) Add(e *api.Exchange, all []Difference, incomplete bool) []Diff
 	if incomplete {
 		r.incomplete++
 	}
-	route := r.secrets.Text(Route(e))
+	route := r.secrets.Hide("", Route(e))
 	var places []place
 	var left []Difference
 	for _, d := range all {
@@ -123,10 +122,9 @@ func (r *Results) Add(e *api.Exchange, all []Difference, incomplete bool) []Diff
 func (r *Results) hide(d Difference) Difference {
 	_, name, _ := strings.Cut(d.Where, " ")
 	for _, text := range []*string{&d.From, &d.To} {
-		if r.secrets.Has(name) && *text != absent {
-			*text = redact.Mark
+		if *text != absent {
+			*text = r.secrets.Hide(name, *text)
 		}
-		*text = r.secrets.Text(*text)
 	}
 	return d
 }
@@ -144,7 +142,7 @@ func (r *Results) group(e *api.Exchange, p place, d Difference) place {
 	}
 	if len(g.Examples) < maxExamples {
 		g.Examples = append(g.Examples,
-			api.DiffExample{Path: shorten(r.secrets.Text(e.Request.Path), maxPathShown), From: d.From, To: d.To})
+			api.DiffExample{Path: shorten(r.secrets.Hide("", e.Request.Path), maxPathShown), From: d.From, To: d.To})
 		if len(g.Examples) == 1 && r.first != nil && !r.varies(p.route, p.where) {
 			r.first(*g)
 		}
@@ -172,7 +170,7 @@ func (r *Results) count(places []place) {
 func (r *Results) vary(e *api.Exchange, all []Difference, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	route := r.secrets.Text(Route(e))
+	route := r.secrets.Hide("", Route(e))
 	for _, d := range all {
 		if d.Where == "status" || d.Where == "answer" { // a fault, not a value that varies
 			continue
