@@ -188,6 +188,8 @@ func (w *withProxyPort) wantRejected(t testing.TB, conn net.Conn, before int, wh
 	if !slices.Contains(proxyReasons, why) {
 		t.Errorf("%q has no metric", why)
 	}
+	// An evicted conn is closed before its server learns of it and counts it.
+	testenv.Until(t, "the count", func() bool { return w.proxy.Rejected(why) > before })
 	if n := w.proxy.Rejected(why); n != before+1 {
 		t.Errorf("%d were rejected with %q, want %d", n, why, before+1)
 	}
