@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"kubevpn/pkg/redact"
 )
@@ -119,11 +118,9 @@ func (e *Exchange) Redact(names []string) {
 		}
 	}
 	body := func(place string, b *ExchangeBody) {
-		if utf8.Valid(b.Data) {
-			shown := []byte(hide(place, "", string(b.Data)))
-			b.Size += int64(len(shown) - len(b.Data)) // the difference stays what was not recorded
-			b.Data = shown
-		}
+		shown := []byte(hide(place, "", string(b.Data)))
+		b.Size += int64(len(shown) - len(b.Data)) // the difference stays what was not recorded
+		b.Data = shown
 	}
 	header(&e.Request.Headers)
 	e.Request.Path = hide("path", "", e.Request.Path)

@@ -70,3 +70,14 @@ func TestOnlyNoneShowsCredentials(t *testing.T) {
 		t.Errorf("got %s, redacted %v", got, e.Redacted)
 	}
 }
+
+func TestRedactSearchesBodiesThatAreNotUTF8(t *testing.T) {
+	for _, rest := range []string{" K\xc3", " K\xf6ln"} { // a limit cut it within a character; ISO 8859-1
+		e := *recorded()
+		e.Request.Body.Data = []byte("client_secret=S3CRET" + rest)
+		e.Redact(nil)
+		if got, want := string(e.Request.Body.Data), "client_secret=[redacted]"+rest; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

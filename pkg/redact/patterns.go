@@ -62,7 +62,8 @@ var patterns = sync.OnceValue(func() []pattern {
 			`key|cookie|credential|secret|session[_-]?id|signature|ticket|token)[a-z0-9_-]*`
 		name   = `(?:` + passwords + `|` + tokens + `)`
 		named  = `["']?\s*[:=]\s*["']?[a-z0-9_.-]*?(?:authorization|` + name + `)`
-		quoted = `"((?:[^"\\]|\\.)*)"?|'([^']*)'?|(\[[^\]]*\]?)`
+		list   = `\[\s*(?:"((?:[^"\\]|\\.|"\s*,\s*")*)|([^\s"\]][^\]]*))` // its elements
+		quoted = `"((?:[^"\\]|\\.)*)"?|'([^']*)'?|` + list
 		word   = `(?:` + quoted + `|([^\s"'\[]\S*))`
 		words  = `(?:` + quoted + `|([^\s"'\[]\S*(?:[ \t]+(?:[\w.-]+|(?:[\w.-]*[^\w.\s=-]|=)\S*))*)(?:\s|$))`
 		json   = `["'\]]+\s*(?:[:=]|=>)\s*(?:` + quoted + `|([^\s"'\[{,;}\])][^\s,;}\])]*))`
@@ -77,10 +78,10 @@ var patterns = sync.OnceValue(func() []pattern {
 		// a PEM block, or the part that is left of one that a limit has cut
 		find("-----begin", `(?s)-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\z)`, nil),
 		find("-----end", `(?:[A-Za-z0-9+/=]{16,}\s+)+[A-Za-z0-9+/=]*\s*-----END [A-Z0-9 ]+-----`, nil),
-		// HTTP headers: to the end of the line, or of a list
+		// HTTP headers: the value of JSON, or to the end of the line, or of a list
 		find("authorization cookie dpop protocol x-", `(?:authorization|cookie|dpop|sec-websocket-protocol|x-[a-z-]*?`+
 			`(?:auth|token|key|secret|jwt|assertion|cert|session|credential|csrf))[a-z-]*`+
-			`["']*\s*[:=]\s*(?:([^\[\n].*)|(\[[^\]]*\]?))`, nil),
+			`(?:"\s*:\s*(?:`+quoted+`)|["']*\s*[:=]\s*(?:([^\[\n].*)|`+list+`))`, nil),
 		// {"name": "DB_PASSWORD", "value": "x"} of environments and HAR, in any order, also in YAML and XML
 		find("value", `(?:name|key)`+named+`["']?[\s,]*["']?value["']?\s*[:=]\s*`+word, nil),
 		find("value", `value["']?\s*[:=]\s*(?:`+quoted+`|([^\s"',:=]+))[\s,]*["']?(?:name|key)`+named, nil),

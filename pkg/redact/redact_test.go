@@ -15,9 +15,12 @@ import (
 func TestTextMasksPatterns(t *testing.T) {
 	tests := []struct{ text, want string }{
 		{"Authorization: Basic YW5uOnB3\nnext", "Authorization: [redacted]\nnext"},
-		{`{"Cookie":["a=b; c=d","e=f"],"Host":["web"]}`, `{"Cookie":[redacted],"Host":["web"]}`},
+		{`{"Cookie":["a=b; c=d","e=f"],"Host":["web"]}`, `{"Cookie":["[redacted]"],"Host":["web"]}`},
+		{`{"cookies": [ "a]b=c", "d\"e" ], "x": 1}`, `{"cookies": [ "[redacted]" ], "x": 1}`},
+		{`{"Authorization": "Digest a=\"b\", c", "x": 1}`, `{"Authorization": "[redacted]", "x": 1}`},
+		{`{\"Authorization\": \"Bearer a b\", \"x\": 1}`, `{\"Authorization\": \"[redacted]\", \"x\": 1}`},
 		{"Set-Cookie: sid=1; Path=/\r\n", "Set-Cookie: [redacted]\n"},
-		{"map[Cookie:[sid=1] Host:[web]]", "map[Cookie:[redacted] Host:[web]]"},
+		{"map[Cookie:[sid=1] Host:[web]]", "map[Cookie:[[redacted]] Host:[web]]"},
 		{"X-Auth-Token: abc def", "X-Auth-Token: [redacted]"},
 		{`request sent bearer="Bearer abc.def-1"`, `request sent bearer="Bearer [redacted]"`},
 		{"got eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.c2ln!", "got [redacted]!"},
