@@ -37,16 +37,36 @@ type ClientHello struct {
 	ExtraCIDRs []netip.Prefix `json:"extraCIDRs,omitempty"`
 	// NoGSO: the laptop's device accepts neither super-packets nor packets with a partial checksum.
 	NoGSO bool `json:"noGSO,omitempty"`
+	// Identifies: the laptop answers a Challenge.
+	Identifies bool `json:"identifies,omitempty"`
 }
 
 // ControlMessage is one JSON line from the traffic manager on the control stream. Exactly one field is set.
-// The first message is a Hello, the second a Names with Reset set (if the manager may watch Services).
+// The first message is a Hello, perhaps after a Challenge, the next a Names with Reset set (if the manager may watch Services).
 type ControlMessage struct {
 	Hello *ManagerHello `json:"hello,omitempty"`
 	State *ManagerState `json:"state,omitempty"` // again, whole, whenever it changes
 	Names *NameDelta    `json:"names,omitempty"`
 	Error *Error        `json:"error,omitempty"` // the manager rejects the session and ends it
+	// Challenge is the first message of a manager that asks for the laptop's user. The laptop answers with an Identity.
+	Challenge *Challenge `json:"challenge,omitempty"`
 }
+
+// Challenge asks the laptop to create a CertificateSigningRequest for IdentitySigner, whose subject has the common name
+// Nonce and the manager's namespace as its organizational unit. Nobody signs it. The API server writes the user and
+// groups into it, which nobody can change later (spec.username: KEP-1513). The namespace keeps another manager from
+// passing a Nonce on to laptops that trust it.
+type Challenge struct {
+	Nonce string `json:"nonce"` // random, for one session
+}
+
+// Identity answers a Challenge.
+type Identity struct {
+	Request string `json:"certificateSigningRequest"` // its name
+}
+
+// IdentitySigner is the signerName of a CertificateSigningRequest by which a laptop identifies its user.
+const IdentitySigner = "kubevpn.dev/identity"
 
 // ManagerHello answers ClientHello.
 type ManagerHello struct {
@@ -86,8 +106,10 @@ type ManagerState struct {
 	ResolvesVIPs bool `json:"resolvesVIPs"`
 	// Namespaces are those whose Services the manager watches, as far as nothing is Missing. Empty: all.
 	Namespaces []string `json:"namespaces,omitempty"`
-	// Limited: the manager dials only Services and pods of Namespaces.
+	// Limited: the manager dials only Services of Namespaces, and pods behind them.
 	Limited bool `json:"limited,omitempty"`
+	// Authorized: of these pods it dials those of which the user may forward ports.
+	Authorized bool `json:"authorized,omitempty"`
 	// GVisorOnly: an admin limits what the manager dials, and kube-proxy picks endpoints in the system netstack.
 	GVisorOnly bool           `json:"gvisorOnly,omitempty"`
 	Missing    []string       `json:"missing,omitempty"`   // permissions the manager lacks: "list nodes"

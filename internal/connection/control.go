@@ -17,23 +17,28 @@ import (
 // maxMessage limits a message of the traffic manager, in bytes. The names of 100 000 Services fit.
 const maxMessage = 8 << 20
 
-// control is the laptop's end of the control stream: one ClientHello out, then ControlMessages in until the
-// stream ends.
+// control is the laptop's end of the control stream: one ClientHello out, then ControlMessages in until the stream ends.
 //
-//	laptop ── ClientHello ──▶ manager
+//	laptop ── ClientHello ──▶ manager      perhaps then: Challenge ◀──, Identity ──▶
 //	laptop ◀── Hello, Names(reset), State*, Names* ── manager
 type control struct{ lines *api.Lines }
 
 // startControl sends a hello and reads the manager's. If the manager rejects the laptop, startControl returns the
-// manager's *api.Error.
-func startControl(stream io.ReadWriter, hello api.ClientHello) (*control, *api.ManagerHello, error) {
+// manager's *api.Error. identify returns the name of a request that answers the nonce of a challenge; nil: the hello does
+// not promise it.
+func startControl(stream io.ReadWriter, hello api.ClientHello,
+	identify func(nonce string) (string, error)) (*control, *api.ManagerHello, error) {
 	c := &control{api.NewLines(stream, maxMessage)}
-	if err := json.NewEncoder(stream).Encode(hello); err != nil {
-		return nil, nil, fmt.Errorf("sending a hello to the traffic manager: %w", err)
+	hello.Identifies = identify != nil
+	m, err := c.ask(stream, hello)
+	if err == nil && m.Challenge != nil && identify != nil {
+		var answer api.Identity
+		if answer.Request, err = identify(m.Challenge.Nonce); err == nil {
+			m, err = c.ask(stream, answer)
+		}
 	}
-	var m api.ControlMessage
-	if err := c.lines.Next(&m); err != nil {
-		return nil, nil, fmt.Errorf("reading the traffic manager's hello: %w", err)
+	if err != nil {
+		return nil, nil, err
 	}
 	switch {
 	case m.Error != nil:
@@ -47,6 +52,17 @@ func startControl(stream io.ReadWriter, hello api.ClientHello) (*control, *api.M
 			WithHint("Run `kubevpn connect --upgrade` to replace the manager, or install the kubevpn that matches it.")
 	}
 	return c, m.Hello, nil
+}
+
+// ask sends a message and reads the answer.
+func (c *control) ask(stream io.Writer, message any) (m api.ControlMessage, err error) {
+	if err := json.NewEncoder(stream).Encode(message); err != nil {
+		return m, fmt.Errorf("sending a hello to the traffic manager: %w", err)
+	}
+	if err := c.lines.Next(&m); err != nil {
+		return m, fmt.Errorf("reading the traffic manager's hello: %w", err)
+	}
+	return m, nil
 }
 
 // next reads the next message. If the manager sends an error, next returns that *api.Error.
@@ -104,7 +120,7 @@ func greet(ctx context.Context, cfg transport.ClientConfig,
 		}
 		defer stream.Close()
 		c, hello, err := startControl(stream, api.ClientHello{Protocol: api.Protocol, Oldest: api.OldestProtocol,
-			Version: version.String()})
+			Version: version.String()}, nil)
 		if err == nil {
 			greeted.Store(true)
 			then(ctx, ts, c, hello)

@@ -20,7 +20,7 @@ func (conversation) Write(p []byte) (int, error) { return len(p), nil }
 func TestControlRejectsAnEndlessMessage(t *testing.T) {
 	hello := fmt.Sprintf("{\"hello\":{\"protocol\":%d}}\n", api.Protocol)
 	said := io.MultiReader(strings.NewReader(hello), strings.NewReader(`{"names":{"add":{"`), bytes.NewReader(make([]byte, 4*maxMessage)))
-	c, _, err := startControl(conversation{said}, api.ClientHello{Protocol: api.Protocol})
+	c, _, err := startControl(conversation{said}, api.ClientHello{Protocol: api.Protocol}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func FuzzControl(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, said []byte) {
-		c, _, err := startControl(conversation{bytes.NewReader(said)}, api.ClientHello{Protocol: api.Protocol})
+		c, _, err := startControl(conversation{bytes.NewReader(said)}, api.ClientHello{Protocol: api.Protocol}, nil)
 		if err != nil {
 			return
 		}

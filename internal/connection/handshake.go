@@ -99,7 +99,9 @@ func (h *handshake) converse(ctx context.Context, ts *transport.Session) error {
 	if err != nil {
 		return err
 	}
-	c, hello, err := startControl(stream, own)
+	c, hello, err := startControl(stream, own, func(nonce string) (string, error) {
+		return identify(ctx, h.cluster.Kube(), h.manager.place.Load().namespace, nonce)
+	})
 	if err != nil {
 		return err
 	}

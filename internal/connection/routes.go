@@ -211,6 +211,12 @@ func servicesBy(state api.ManagerState, netstack, proxyMode string) string {
 		return "resolved by the cluster's own kube-proxy (" + proxyMode + ")"
 	case !state.ResolvesVIPs:
 		return "dialled as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
+	case state.Authorized:
+		text := "resolved by kubevpn for pods of which you may forward ports"
+		if len(state.Namespaces) > 0 {
+			text += ", in " + strings.Join(state.Namespaces, ", ")
+		}
+		return text + "; the others are rejected"
 	case state.Limited:
 		return "resolved by kubevpn in " + strings.Join(state.Namespaces, ", ") + "; rejected in other namespaces"
 	case len(state.Namespaces) > 0:

@@ -23,7 +23,7 @@ const (
 func TestManagerOfNeighbouringMinorVersionIsUsed(t *testing.T) {
 	for name, line := range map[string]string{"previous": previousManager, "next": nextManager, "other": otherManager} {
 		t.Run(name, func(t *testing.T) {
-			_, hello, err := startControl(conversation{strings.NewReader(line + "\n")}, api.ClientHello{Protocol: api.Protocol})
+			_, hello, err := startControl(conversation{strings.NewReader(line + "\n")}, api.ClientHello{Protocol: api.Protocol}, nil)
 			if name == "other" {
 				if api.AsError(err) == nil || api.AsError(err).Code != api.ExitIncompatible {
 					t.Errorf("a manager of another protocol: %v", err)

@@ -43,7 +43,7 @@ func TestStartControlRequiresAHello(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			_, hello, err := startControl(laptop, api.ClientHello{Protocol: api.Protocol, Version: "t", Client: "me"})
+			_, hello, err := startControl(laptop, api.ClientHello{Protocol: api.Protocol, Version: "t", Client: "me"}, nil)
 			if tt.code == 0 {
 				if err != nil || hello.Pod != "m-1" {
 					t.Fatalf("%+v, %v", hello, err)

@@ -269,7 +269,7 @@ func knownArguments(v any) bool {
 		}
 		name, _, hasValue := strings.Cut(arg, "=")
 		if !slices.Contains([]string{"--log-level", "--watch-namespaces", "--metrics-listen", "--proxy-listen",
-			"--health", "--allow-cidr", "--deny-cidr", "--allow-namespaces"}, name) {
+			"--health", "--allow-cidr", "--deny-cidr", "--allow-namespaces", "--authorize"}, name) {
 			return false
 		}
 		mayHaveValue = !hasValue

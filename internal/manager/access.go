@@ -19,19 +19,21 @@ import (
 )
 
 const (
-	proofTime    = time.Minute      // until the next read of a pod that has the address
-	disproofTime = 10 * time.Second // the same, if it has not, or could not be read
-	proofKept    = 5 * time.Minute  // how long a proof counts while the API server does not answer
-	proofTimeout = 5 * time.Second  // of one read
-	maxProofs    = 1 << 14
-	maxClaims    = 4 // pods that one flow reads, and endpoints of a Service that it tries
+	yesTime    = time.Minute      // until the API server is asked again
+	noTime     = 10 * time.Second // the same, after a no, or if it did not answer
+	yesKept    = 5 * time.Minute  // how long a yes counts while the API server does not answer
+	askTimeout = 5 * time.Second
+	maxAnswers = 1 << 14
+	maxClaims  = 4 // pods that one flow reads, and endpoints of a Service that it tries
 )
 
-// access limits what the manager dials for laptops to the Services and pods of some namespaces (--allow-namespaces).
+// access limits what the manager dials for laptops: to the Services and pods of some namespaces (--allow-namespaces),
+// and to pods of which the laptop's user may forward ports (--authorize).
 //
 //	dst ─┬─ cluster DNS, port 53 ───────────────────────────────────────▶ allowed
 //	     ├─ ClusterIP ─▶ Service in these namespaces? ─ yes ─▶ endpoint ─┐
-//	     └─ other address ───────────────────────────────────────────────┴▶ a pod in these namespaces? ─ yes ─▶ allowed
+//	     └─ other address ───────────────────────────────────────────────┴▶ a pod in these namespaces? ─ yes ─┐
+//	                                        allowed ◀─ yes ─ may the user forward its ports? (authorize.go) ◀─┘
 //
 // An EndpointSlice may name any address, also that of a pod in another namespace. So an address counts as a pod's only
 // if an EndpointSlice in one of the namespaces names the pod, and the pod's status, which the kubelet writes, has the
@@ -40,42 +42,32 @@ const (
 //
 // Methods are safe for concurrent use. A nil *access allows everything.
 type access struct {
-	allowed []string // sorted
-	filter  *filter
-	service func(netip.Addr) (balancer.Name, bool)              // of a ClusterIP
-	read    func(ctx context.Context, ref podRef) (bool, error) // podReader.read
-	log     *slog.Logger
-	reads   singleflight.Group // of the same pod
+	allowed   []string // sorted; empty: all
+	authorize bool
+	filter    *filter
+	service   func(netip.Addr) (balancer.Name, bool) // of a ClusterIP
+	proofs    *answers[podRef]                       // whether the pod has the address: podReader.read
 
 	mu     sync.Mutex
 	claims map[netip.Addr]map[balancer.Name][]podRef // by the Service whose EndpointSlices make them
 	addrs  map[balancer.Name][]netip.Addr            // of claims
-	proofs map[podRef]proof
 }
 
-// proof is the result of reading a pod.
-type proof struct {
-	has   bool
-	at    time.Time // of the last answer of the API server
-	until time.Time // then read again
-}
-
-// newAccess returns nil if there are no namespaces.
-func newAccess(namespaces []string, m *Manager) *access {
-	if len(namespaces) == 0 {
+// newAccess returns nil if there is no limit.
+func newAccess(m *Manager) *access {
+	if len(m.cfg.AllowNamespaces) == 0 && !m.cfg.Authorize {
 		return nil
 	}
 	return &access{
-		allowed: slices.Compact(slices.Sorted(slices.Values(namespaces))),
-		filter:  m.filter, service: m.dialer.balancer.Service, read: m.pods.read, log: m.log,
+		allowed: slices.Compact(slices.Sorted(slices.Values(m.cfg.AllowNamespaces))), authorize: m.cfg.Authorize,
+		filter: m.filter, service: m.dialer.balancer.Service, proofs: newAnswers(m.pods.read, m.log),
 		claims: make(map[netip.Addr]map[balancer.Name][]podRef), addrs: make(map[balancer.Name][]netip.Addr),
-		proofs: make(map[podRef]proof),
 	}
 }
 
 // allows reports whether laptops may reach a namespace.
 func (a *access) allows(namespace string) bool {
-	if a == nil {
+	if a == nil || len(a.allowed) == 0 {
 		return true
 	}
 	_, ok := slices.BinarySearch(a.allowed, namespace)
@@ -113,91 +105,133 @@ func (a *access) set(name balancer.Name, of map[string]*slice) {
 // errNotAllowed is in the errors of check.
 var errNotAllowed = errors.New("this traffic manager limits what laptops reach")
 
-// check returns an error that Is errNotAllowed and EACCES if a flow to dst may not go to the address to: dst itself, or
-// an endpoint of its Service. It may wait for the API server.
-func (a *access) check(dst, to netip.AddrPort) error {
+// check returns an error that Is errNotAllowed and EACCES if a flow of a laptop to dst may not go to the address to:
+// dst itself, or an endpoint of its Service. It may wait for the API server.
+func (a *access) check(dst, to netip.AddrPort, by caller) error {
 	if a == nil || dst.Port() == dnsPort && slices.Contains(a.filter.dns, dst.Addr()) {
 		return nil
 	}
-	if name, ok := a.service(dst.Addr()); ok && !a.allows(name.Namespace) {
-		return fmt.Errorf("%w: Service %s is in the namespace %s, and it allows %s: %w", errNotAllowed, name.Name,
-			name.Namespace, strings.Join(a.allowed, ", "), syscall.EACCES)
+	reject := func(why string, args ...any) error {
+		return fmt.Errorf("%w: %s: %w", errNotAllowed, fmt.Sprintf(why, args...), syscall.EACCES)
 	}
-	if !a.hasPod(to.Addr().Unmap()) {
-		return fmt.Errorf("%w: %v is no pod behind a Service in %s: %w", errNotAllowed, to.Addr(),
-			strings.Join(a.allowed, ", "), syscall.EACCES)
+	where := strings.Join(a.allowed, ", ")
+	if name, ok := a.service(dst.Addr()); ok && !a.allows(name.Namespace) {
+		return reject("Service %s is in the namespace %s, and it allows %s", name.Name, name.Namespace, where)
+	}
+	pod, ok := a.pod(to.Addr().Unmap())
+	switch {
+	case !ok && where == "":
+		return reject("%v is no pod behind a Service", to.Addr())
+	case !ok:
+		return reject("%v is no pod behind a Service in %s", to.Addr(), where)
+	case a.authorize && !by.mayForward(pod):
+		return reject("the user may not forward ports of the pod %s/%s", pod.namespace, pod.name)
 	}
 	return nil
 }
 
 // checkPick is check for what the balancer picked. It moves the pick to an endpoint that is allowed, if need be.
-func (a *access) checkPick(dst netip.AddrPort, pick *balancer.Pick) (err error) {
+func (a *access) checkPick(dst netip.AddrPort, pick *balancer.Pick, by caller) (err error) {
 	for range maxClaims {
-		if err = a.check(dst, pick.Endpoint()); err == nil || !pick.Next() {
+		if err = a.check(dst, pick.Endpoint(), by); err == nil || !pick.Next() {
 			return err
 		}
 	}
 	return err
 }
 
-// hasPod reports whether addr belongs to a pod in the namespaces.
-func (a *access) hasPod(addr netip.Addr) bool {
-	now := time.Now()
+// pod returns the pod in the namespaces to which addr belongs.
+func (a *access) pod(addr netip.Addr) (podRef, bool) {
 	var unread []podRef
 	a.mu.Lock()
 	for _, refs := range a.claims[addr] {
 		for _, ref := range refs {
-			p := a.proofs[ref]
-			switch {
-			case now.After(p.until):
-				if len(unread) < maxClaims && !slices.Contains(unread, ref) {
-					unread = append(unread, ref)
-				}
-			case p.has:
+			switch yes, known := a.proofs.known(ref); {
+			case yes:
 				a.mu.Unlock()
-				return true
+				return ref, true
+			case !known && len(unread) < maxClaims && !slices.Contains(unread, ref):
+				unread = append(unread, ref)
 			}
 		}
 	}
 	a.mu.Unlock()
-	return slices.ContainsFunc(unread, a.prove)
-}
-
-// prove reads a pod and reports whether it has the address. Flows that need the same pod share a read, so it does not
-// end with the flow.
-func (a *access) prove(ref podRef) bool {
-	has, _, _ := a.reads.Do(fmt.Sprint(ref), func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), proofTimeout)
-		defer cancel()
-		has, err := a.read(ctx, ref)
-		if err != nil {
-			a.log.Warn("cannot check the namespace of an address", "address", ref.addr, "err", err)
+	for _, ref := range unread {
+		if a.proofs.get(ref) {
+			return ref, true
 		}
-		return a.record(ref, has, err, time.Now()), nil
-	})
-	return has == true
+	}
+	return podRef{}, false
 }
 
-// record stores the result of a read, and returns what counts.
-func (a *access) record(ref podRef, has bool, err error, now time.Time) bool {
+// answers keeps what the API server says about keys. A yes is asked for again after a minute, and counts for longer
+// while the API server does not answer. Methods are safe for concurrent use.
+type answers[K comparable] struct {
+	ask    func(context.Context, K) (bool, error)
+	log    *slog.Logger
+	asking singleflight.Group // about the same key
+
+	mu   sync.Mutex
+	kept map[K]answer
+}
+
+type answer struct {
+	yes   bool
+	at    time.Time // of the last answer of the API server
+	until time.Time // then asked for again
+}
+
+func newAnswers[K comparable](ask func(context.Context, K) (bool, error), log *slog.Logger) *answers[K] {
+	return &answers[K]{ask: ask, log: log, kept: make(map[K]answer)}
+}
+
+// known returns the answer. It is not known if the API server is to be asked.
+func (a *answers[K]) known(key K) (yes, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.proofs[ref]
+	kept := a.kept[key]
+	known = !time.Now().After(kept.until)
+	return kept.yes && known, known
+}
+
+// get returns the answer. It may wait for the API server. Flows that need the same answer share a request, so it does
+// not end with the flow.
+func (a *answers[K]) get(key K) bool {
+	if yes, known := a.known(key); known {
+		return yes
+	}
+	yes, _, _ := a.asking.Do(fmt.Sprint(key), func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+		defer cancel()
+		yes, err := a.ask(ctx, key)
+		if err != nil {
+			a.log.Warn("cannot check what a laptop may reach", "what", key, "err", err)
+		}
+		return a.record(key, yes, err, time.Now()), nil
+	})
+	return yes == true
+}
+
+// record stores an answer, and returns what counts.
+func (a *answers[K]) record(key K, yes bool, err error, now time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	kept := a.kept[key]
 	switch {
 	case err == nil:
-		p = proof{has: has, at: now}
-	case now.Sub(p.at) > proofKept:
-		p.has = false
+		kept = answer{yes: yes, at: now}
+	case now.Sub(kept.at) > yesKept:
+		kept.yes = false
 	}
-	p.until = now.Add(disproofTime)
-	if p.has && err == nil {
-		p.until = now.Add(proofTime)
+	kept.until = now.Add(noTime)
+	if kept.yes && err == nil {
+		kept.until = now.Add(yesTime)
 	}
-	if len(a.proofs) >= maxProofs { // the pods in use are soon read again
-		clear(a.proofs)
+	if len(a.kept) >= maxAnswers { // those in use are soon asked for again
+		clear(a.kept)
 	}
-	a.proofs[ref] = p
-	return p.has
+	a.kept[key] = kept
+	return kept.yes
 }
 
 // limited reports whether an admin limits what the manager dials.

@@ -138,7 +138,7 @@ func TestAllowedNamespacesLimitEveryProtocol(t *testing.T) {
 			if _, ok := r.dialer.balancer.Service(dst.Addr()); ok {
 				return // ClusterIPs do not answer pings
 			}
-			if err := r.dialer.access.check(netip.AddrPortFrom(dst.Addr(), 0), netip.AddrPortFrom(dst.Addr(), 0)); tt.want != (err == nil) {
+			if err := r.dialer.access.check(netip.AddrPortFrom(dst.Addr(), 0), netip.AddrPortFrom(dst.Addr(), 0), caller{}); tt.want != (err == nil) {
 				t.Errorf("ping: got %v", err)
 			}
 			if _, err := r.dialer.openEcho(dst.Addr(), caller{}); !tt.want && !errors.Is(err, syscall.EACCES) {
@@ -238,7 +238,7 @@ func TestProofsOfPods(t *testing.T) {
 		addr := netip.MustParseAddr("10.244.0.7")
 		m := New(Config{AllowNamespaces: []string{"shop"}, Logger: slog.New(slog.DiscardHandler)})
 		a := m.dialer.access
-		a.read = func(context.Context, podRef) (bool, error) {
+		a.proofs.ask = func(context.Context, podRef) (bool, error) {
 			reads.Add(1)
 			time.Sleep(time.Millisecond) // so that flows meet
 			if down.Load() {
@@ -253,7 +253,7 @@ func TestProofsOfPods(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 20 {
 				wg.Go(func() {
-					if a.hasPod(addr) != want {
+					if _, has := a.pod(addr); has != want {
 						t.Errorf("the address has a pod: %v", !want)
 					}
 				})
@@ -264,23 +264,23 @@ func TestProofsOfPods(t *testing.T) {
 			}
 		}
 		has(true, 1)
-		time.Sleep(proofTime - time.Second)
+		time.Sleep(yesTime - time.Second)
 		has(true, 0)
 		time.Sleep(2 * time.Second)
 		has(true, 1)
 		down.Store(true)
-		time.Sleep(proofTime + time.Second)
+		time.Sleep(yesTime + time.Second)
 		has(true, 1)
 		has(true, 0)
-		time.Sleep(proofKept - proofTime)
+		time.Sleep(yesKept - yesTime)
 		has(false, 1)
 		down.Store(false)
-		time.Sleep(disproofTime + time.Second)
+		time.Sleep(noTime + time.Second)
 		has(true, 1)
 		moved.Store(true)
-		time.Sleep(proofTime + time.Second)
+		time.Sleep(yesTime + time.Second)
 		has(false, 1)
-		if a.hasPod(netip.MustParseAddr("10.244.0.8")) {
+		if _, has := a.pod(netip.MustParseAddr("10.244.0.8")); has {
 			t.Error("a pod of another namespace counts")
 		}
 	})
@@ -291,19 +291,19 @@ func TestProofsAreBounded(t *testing.T) {
 	m := New(Config{AllowNamespaces: []string{"shop"}, Logger: slog.New(slog.DiscardHandler)})
 	a := m.dialer.access
 	reads := 0
-	a.read = func(context.Context, podRef) (bool, error) { reads++; return false, nil }
+	a.proofs.ask = func(context.Context, podRef) (bool, error) { reads++; return false, nil }
 	var pods []string
 	for i := range 100 {
 		pods = append(pods, fmt.Sprintf("p%d=10.244.0.7", i))
 	}
 	fill(t, m, nil, []any{sliceOfPods("shop", "web", pods...)})
-	if a.hasPod(netip.MustParseAddr("10.244.0.7")) || reads != maxClaims {
+	if _, has := a.pod(netip.MustParseAddr("10.244.0.7")); has || reads != maxClaims {
 		t.Errorf("%d reads", reads)
 	}
-	for i := range 2 * maxProofs {
-		a.record(podRef{name: fmt.Sprint(i)}, true, nil, time.Now())
+	for i := range 2 * maxAnswers {
+		a.proofs.record(podRef{name: fmt.Sprint(i)}, true, nil, time.Now())
 	}
-	if n := len(a.proofs); n > maxProofs {
+	if n := len(a.proofs.kept); n > maxAnswers {
 		t.Errorf("%d proofs", n)
 	}
 	fill(t, m, nil, nil)

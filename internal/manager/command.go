@@ -72,6 +72,8 @@ capability.`,
 		"comma-separated networks that the manager does not dial for laptops, also if --allow-cidr contains them")
 	f.StringSliceVar(&o.AllowNamespaces, "allow-namespaces", nil,
 		"comma-separated namespaces whose Services and pods laptops may reach, in the gvisor netstack; empty: all")
+	f.BoolVar(&o.Authorize, "authorize", false,
+		"let laptops reach only pods of which their user may forward ports, in the gvisor netstack")
 	f.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf",
 		"file in which the kubelet names the cluster DNS servers")
 	f.StringVar(&o.account, "service-account", serviceAccountDir,
@@ -119,6 +121,9 @@ func run(ctx context.Context, o options) error {
 	kube, err := kubeClient(o.account, apiServers(os.Getenv))
 	if err != nil {
 		return err
+	}
+	if o.Authorize && kube == nil {
+		return api.Errorf(api.ExitUsage, "--authorize: this pod has no service account to ask the API server")
 	}
 	o.Kube, o.APIServer, o.PodIPs = kube, apiServerVIP(os.Getenv), pod
 	o.GatewaySocket, o.Logger = api.GatewaySocket, log

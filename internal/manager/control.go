@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"reflect"
@@ -26,7 +27,7 @@ const (
 // acceptControl holds the control stream:
 //
 //	laptop                     manager
-//	  │ ClientHello ─────────────▶│
+//	  │ ClientHello ─────────────▶│   perhaps first Challenge and Identity (authorize.go)
 //	  │◀──────── Hello with State │   or Error, and the session ends
 //	  │◀──────────── Names, Reset │   if Services may be watched
 //	  │◀── State, Names, State... │   when something has changed
@@ -55,6 +56,14 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	if refusal := s.manager.dialer.refuse(&hello); refusal != nil {
 		s.refuse(laptop, refusal)
 		return nil
+	}
+	var refusal *api.Error
+	if by.user, err = s.authenticate(ctx, laptop, &hello); errors.As(err, &refusal) {
+		s.refuse(laptop, refusal)
+		return nil
+	} else if err != nil {
+		s.log.Warn("session refused", "err", err)
+		return s.transport.Close() // the laptop tries again
 	}
 	if err := s.identify(by); err != nil {
 		s.log.Warn("session refused", "err", err)

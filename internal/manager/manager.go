@@ -57,6 +57,8 @@ type Config struct {
 	// may be zero.
 	APIServer netip.AddrPort
 
+	// Authorize: laptops reach only pods of which their user may forward ports: see access. It needs Kube.
+	Authorize                    bool
 	PodName, Namespace, NodeName string
 	PodIPs                       []netip.Addr
 	ResolvConf                   string // path; empty: no cluster DNS
@@ -95,7 +97,7 @@ func New(cfg Config) *Manager {
 		routes:  podRoutes,
 	}
 	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
-	m.dialer.access = newAccess(cfg.AllowNamespaces, m)
+	m.dialer.access = newAccess(m)
 	m.dialer.limitedNetworks = len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
 	m.router = newRouter(m.filter.allowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
@@ -156,7 +158,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy,
 		"metrics", m.cfg.Metrics, "dns", m.publisher.dns.servers, "domain", m.publisher.dns.domain,
 		"ping", !m.publisher.noEcho, "watch-namespaces", m.cfg.WatchNamespaces,
-		"allow-cidr", m.cfg.AllowCIDRs, "deny-cidr", m.cfg.DenyCIDRs, "allow-namespaces", m.cfg.AllowNamespaces)
+		"allow-cidr", m.cfg.AllowCIDRs, "deny-cidr", m.cfg.DenyCIDRs, "allow-namespaces", m.cfg.AllowNamespaces,
+		"authorize", m.cfg.Authorize)
 	return m.serve(ctx, sessions, health)
 }
 

@@ -210,7 +210,10 @@ func (p *publisher) post() {
 		n.state.Namespaces = watched
 	}
 	if p.access != nil {
-		n.state.Limited, n.state.Namespaces = true, p.access.allowed
+		n.state.Limited, n.state.Authorized = true, p.access.authorize
+		if len(p.access.allowed) > 0 {
+			n.state.Namespaces = p.access.allowed
+		}
 	}
 	if p.noEcho {
 		n.state.Missing = append(n.state.Missing, "ICMP echo")

@@ -77,8 +77,11 @@ func (s *session) serve(ctx context.Context) {
 
 // identify records the laptop's hello, once. Flows that arrived earlier wait for it.
 func (s *session) identify(by caller) error {
-	user := cmp.Or(by.client, s.transport.ID().String()) // a laptop without an identity counts alone
-	if err := s.transport.Admit(user); err != nil {
+	counts := cmp.Or(by.client, s.transport.ID().String()) // a laptop without an identity counts alone
+	if by.user != nil {
+		counts = "user " + by.user.name
+	}
+	if err := s.transport.Admit(counts); err != nil {
 		return err
 	}
 	s.by = by

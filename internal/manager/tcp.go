@@ -42,6 +42,7 @@ type caller struct {
 	client    string // keys affinity
 	scheduler balancer.Scheduler
 	extra     []netip.Prefix // of --extra-cidr
+	user      *user          // nil: unknown
 }
 
 // pick resolves dst, and checks that access allows the result. Its error is for the laptop (transport.CodeOf). If the
@@ -57,9 +58,9 @@ func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller)
 			syscall.ETIMEDOUT)
 	}
 	if !pick.Endpoint().IsValid() {
-		return pick, d.access.check(dst, dst)
+		return pick, d.access.check(dst, dst, by)
 	}
-	if err := d.access.checkPick(dst, &pick); err != nil {
+	if err := d.access.checkPick(dst, &pick, by); err != nil {
 		pick.Release()
 		return pick, err
 	}
@@ -90,7 +91,7 @@ func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*n
 		if err == nil {
 			return conn, pick, nil
 		}
-		if !tryAnother(err) || !pick.Next() || d.access.checkPick(dst, &pick) != nil {
+		if !tryAnother(err) || !pick.Next() || d.access.checkPick(dst, &pick, by) != nil {
 			pick.Release()
 			return nil, pick, err
 		}
