@@ -97,7 +97,7 @@ func TestEveryOtherFieldOfTheManagerIsCompared(t *testing.T) {
 func TestArgumentsOfTheManager(t *testing.T) {
 	for _, ok := range [][]string{{}, {"--log-level=debug"}, {"--log-level", "debug"}, {"--proxy-listen", ""},
 		{"--proxy-listen="}, {"--watch-namespaces=a,b", "--metrics-listen=:10803"},
-		{"--allow-cidr", "10.0.0.0/8", "--deny-cidr=10.1.0.0/16", "--allow-namespaces=shop"}} {
+		{"--allow-cidr", "10.0.0.0/8", "--deny-cidr=10.1.0.0/16", "--allow-namespaces=shop"}, {"--authorize"}, {"--authorize", "--log-level=info"}} {
 		s := podSpec(Options{Image: image})
 		s.Containers[0].Args = append(s.Containers[0].Args, ok...)
 		if differs := podDifferences(s); len(differs) > 0 {

@@ -377,6 +377,43 @@ func TestWatchedNamespacesHaveRolesOfTheirOwn(t *testing.T) {
 	}
 }
 
+// Only if the manager authorizes users, it may review access, and users may say who they are.
+func TestAuthorizationHasItsRights(t *testing.T) {
+	users := []string{"--set", "image.repository=kubevpn,access.users={ann},access.groups={dev}"}
+	var before, manager, user rbacv1.ClusterRole
+	var role rbacv1.RoleBinding
+	var cluster rbacv1.ClusterRoleBinding
+	all := render(t, "tools", users...)
+	decode(t, all["ClusterRole kubevpn-traffic-manager-tools"], &before)
+	if _, ok := all["ClusterRole kubevpn-traffic-manager-tools-user"]; ok || len(verbsOf(before.Rules)["subjectaccessreviews"]) > 0 {
+		t.Error("there are rights without a use")
+	}
+	all = render(t, "tools", append(users, "--set", "authorize=true")...)
+	decode(t, all["ClusterRole kubevpn-traffic-manager-tools"], &manager)
+	decode(t, all["ClusterRole kubevpn-traffic-manager-tools-user"], &user)
+	decode(t, all["RoleBinding kubevpn-traffic-manager-user"], &role)
+	decode(t, all["ClusterRoleBinding kubevpn-traffic-manager-tools-user"], &cluster)
+	got := verbsOf(manager.Rules)
+	if !slices.Equal(got["subjectaccessreviews"], []string{"create"}) || !slices.Equal(got["certificatesigningrequests"], []string{"get"}) {
+		t.Errorf("the manager may %v", got)
+	}
+	if d := cmp.Diff(map[string][]string{"certificatesigningrequests": {"create"}}, verbsOf(user.Rules)); d != "" {
+		t.Errorf("a user may (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(role.Subjects, cluster.Subjects); d != "" || len(role.Subjects) != 2 || cluster.RoleRef.Name != user.Name {
+		t.Errorf("the subjects differ:\n%s", d)
+	}
+	var d appsv1.Deployment
+	decode(t, all["Deployment kubevpn-traffic-manager"], &d)
+	if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--authorize") {
+		t.Errorf("the arguments are %q", args)
+	}
+	out, err := helm(t, "template", "vpn", chart, "--set", "image.repository=kubevpn,authorize=true,clusterRole.create=false").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "authorize needs clusterRole.create") {
+		t.Errorf("got %v: %s", err, out)
+	}
+}
+
 func TestAllowedNamespacesMustBeWatched(t *testing.T) {
 	out, err := helm(t, "template", "vpn", chart, "--set", "image.repository=kubevpn,watchNamespaces={tools},allowNamespaces={tools,shop}").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), `allowNamespaces has "shop", which watchNamespaces lacks`) {
@@ -414,7 +451,7 @@ func TestSchemaRejectsWrongValues(t *testing.T) {
 		"labels.app\\.kubernetes\\.io/name=other", "annotations.kubevpn/created=true", "apiServers={10.0.0.1}",
 		"watchNamespaces=shop", "watchNamespaces={Shop}", "allowCIDRs=10.0.0.0/8", "denyCIDRs={10.0.0.1}", "denyCIDRs={nodes}",
 		"clusterRole.create=1", "access.users=ann",
-		"watchNamespaces=shop", "watchNamespaces={Shop}", "allowNamespaces={a b}", "clusterRole.create=1", "access.users=ann",
+		"watchNamespaces=shop", "watchNamespaces={Shop}", "allowNamespaces={a b}", "authorize=sometimes", "clusterRole.create=1", "access.users=ann",
 		"access.gateways=perhaps", "expose=ingress", "expose=true", "networkPolicy.from={10.0.0.0/8}",
 		"clientDefaults.image=x", "clientDefaults.netstack=kernel", "clientDefaults.extraCIDRs=10.20.0.0/16",
 		"clientDefaults.requireMatch={A}", "metrics.enabled=yes", "metrics.serviceMonitor.interval=often",

@@ -117,6 +117,7 @@ func helmSuite(t *testing.T, w *world) {
 	t.Run("prometheus_answers_the_dashboard", func(t *testing.T) { prometheusAnswers(t, r, chart) })
 	t.Run("manager_watches_one_namespace", func(t *testing.T) { helmWatchesOne(t, r, chart, ann) })
 	t.Run("laptops_reach_one_namespace", func(t *testing.T) { helmAllowsOne(t, r, chart, ann) })
+	t.Run("users_reach_what_they_may_forward", func(t *testing.T) { helmAuthorizes(t, r, chart, ann) })
 	ann.must(t, "kubevpn", "disconnect", "--all")
 	t.Run("previous_kubevpn_uses_the_new_manager", func(t *testing.T) { helmPrevious(t, w, ann, previous) })
 	t.Run("uninstall_leaves_nothing", func(t *testing.T) {
@@ -329,6 +330,69 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 	upgrade("allowNamespaces=[]")
 	testenv.Eventually(t, soon, func() error {
 		_, err := ann.get(t, "http://"+w.clusterIP(t, "e2e-helm", "hidden")+"/")
+		return err
+	})
+}
+
+// forwardRight lets ann forward ports of pods in the namespace default. bob may use the manager, and not say who he is.
+const forwardRight = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: forward, namespace: default}
+rules: [{apiGroups: [""], resources: [pods/portforward], verbs: [create]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: forward, namespace: default}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: forward}
+subjects: [{kind: ServiceAccount, name: ann, namespace: e2e-helm}]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: bob, namespace: e2e-helm}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: bob, namespace: e2e-helm}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: kubevpn-traffic-manager-user}
+subjects: [{kind: ServiceAccount, name: bob, namespace: e2e-helm}]
+`
+
+// helmAuthorizes lets each user reach the pods of which they may forward ports.
+func helmAuthorizes(t *testing.T, r chartRelease, chart string, ann *laptop) {
+	w := r.world
+	upgrade := func(values string) {
+		r.must(t, "upgrade", "vpn", chart, "--reset-then-reuse-values", "--wait", "--timeout", "60s", "--set", values)
+	}
+	web := []string{w.clusterIP(t, "default", "web") + "/", w.pods(t, "default", "app=web")[0].String() + ":8080/"}
+	dns := w.pods(t, "kube-system", "k8s-app=kube-dns")[0].String() + ":8080/health"
+	reaches := func(want map[string]bool) error {
+		const services = "resolved by kubevpn for pods of which you may forward ports; the others are rejected"
+		if c := ann.connection(t); c.Status != api.StatusConnected || c.Netstack != api.NetstackGVisor || c.Services != services {
+			return fmt.Errorf("status %s, netstack %s, Services %s", c.Status, c.Netstack, c.Services)
+		}
+		for host, want := range want {
+			if r := ann.run(t, "curl", "-sS", "-f", "-o", "/dev/null", "--max-time", "5", "http://"+host); want != (r.code == 0) {
+				return errors.New(r.String())
+			}
+		}
+		return nil
+	}
+	upgrade("authorize=true")
+	testenv.Eventually(t, soon, func() error { return reaches(map[string]bool{web[0]: false, web[1]: false, dns: false}) })
+	w.apply(t, forwardRight)
+	testenv.Eventually(t, soon, func() error { return reaches(map[string]bool{web[0]: true, web[1]: true, dns: false}) })
+	bob := w.newUser(t, lab.Admin)
+	token := w.kubectl(t, "-n", "e2e-helm", "create", "token", "bob")
+	bob.kubeconfig = bob.variant(t, func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+		*u = clientcmdapi.AuthInfo{Token: token}
+	})
+	failure{code: api.ExitPermission, message: "the traffic manager asks who you are", hint: "access.users", within: soon}.check(t,
+		bob.run(t, "kubevpn", "connect", "--manager-namespace", "e2e-helm"))
+	w.kubectl(t, "-n", "default", "delete", "role,rolebinding", "forward")
+	upgrade("authorize=false")
+	testenv.Eventually(t, soon, func() error {
+		_, err := ann.get(t, "http://"+web[0])
 		return err
 	})
 }

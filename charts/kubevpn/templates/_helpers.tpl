@@ -29,3 +29,17 @@ kubevpn-traffic-manager-{{ .Release.Namespace }}
 {{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 {{- end }}
+
+{{/* The subjects that may connect. */}}
+{{- define "kubevpn.users" -}}
+{{- range .Values.access.users }}
+- apiGroup: rbac.authorization.k8s.io
+  kind: User
+  name: {{ . | quote }}
+{{- end }}
+{{- range .Values.access.groups }}
+- apiGroup: rbac.authorization.k8s.io
+  kind: Group
+  name: {{ . | quote }}
+{{- end }}
+{{- end }}
