@@ -82,14 +82,18 @@ type logFollower struct {
 
 func (f *logFollower) run(ctx context.Context) error {
 	over, err := f.started(ctx)
+	denied := false // by the last answer
 	for pause := logPause; err == nil; pause = min(2*pause, logPauseMax) {
 		before := f.last
 		broken := f.read(ctx, over != nil)
+		refused := apierrors.IsForbidden(broken) || apierrors.IsUnauthorized(broken)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case apierrors.IsForbidden(broken), apierrors.IsUnauthorized(broken):
+		case refused && (denied || f.last.IsZero()):
 			return fmt.Errorf("reading the log of the container %s: %w", f.Container, broken)
+		case refused: // the log was readable: an API server that restarts denies for a moment
+			pause = logPauseMax
 		case over != nil && !retriable(broken):
 			return api.Errorf(api.ExitInject, "%w", over).
 				WithHint("`kubectl -n %s logs %s -c %s` shows the cause.", api.ShellQuote(f.Namespace),
@@ -97,6 +101,7 @@ func (f *logFollower) run(ctx context.Context) error {
 		case !f.last.Equal(before):
 			pause = logPause
 		}
+		denied = refused
 		over, err = f.endWithin(ctx, pause, over)
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -179,6 +180,32 @@ func TestFollowLogReturnsEachLineOnce(t *testing.T) {
 
 func texts(all ...func(http.ResponseWriter, *http.Request)) []func(http.ResponseWriter, *http.Request) {
 	return all
+}
+
+// deny is what an API server answers while it does not know its Roles yet.
+func deny(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusForbidden)
+	fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`)
+}
+
+// A log that was readable outlives one denial, and ends at the second. One that was not readable fails at once.
+func TestFollowLogOutlivesOneDenial(t *testing.T) {
+	for _, tt := range []struct {
+		logs []func(http.ResponseWriter, *http.Request)
+		want string
+	}{
+		{texts(text(stamped("a"), true), deny, text(stamped("a", "b", "c"), true), deny, deny, text(stamped("d"), true)), "abc"},
+		{texts(deny, text(stamped("a"), true)), ""},
+	} {
+		s := newLogServer(t, in(running), nil, tt.logs...)
+		var got strings.Builder
+		err := s.follow(t.Context(), func(line string) { got.WriteString(line) })
+		if got.String() != tt.want || !apierrors.IsForbidden(err) {
+			t.Errorf("got %q and %v, want %q", got.String(), err, tt.want)
+		}
+		s.CloseClientConnections()
+	}
 }
 
 func TestFollowLogEndsWithItsContext(t *testing.T) {
