@@ -1,11 +1,12 @@
 package agent
 
 import (
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"kubevpn/internal/api"
@@ -25,8 +26,6 @@ const (
 // tracer records how the agent handles requests whose trace IDs owners have announced, and no other requests. Its
 // methods may be called concurrently.
 type tracer struct {
-	announced atomic.Int32 // len(traces): most requests come while it is 0
-
 	mu     sync.Mutex
 	traces map[string]*trace // by ID
 }
@@ -34,8 +33,7 @@ type tracer struct {
 type trace struct {
 	owner    string // hash
 	until    time.Time
-	requests []*api.TracedRequest
-	began    []time.Time
+	requests []api.TracedRequest
 }
 
 // announce begins a trace of an owner, or prolongs it.
@@ -43,9 +41,9 @@ func (t *tracer) announce(id, owner string, now time.Time) *api.Error {
 	if len(id) != traceLength || strings.Trim(id, "0123456789abcdef") != "" {
 		return api.Errorf(api.ExitUsage, "a trace ID has %d hexadecimal digits", traceLength)
 	}
+	t.expire(now)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.drop(now)
 	tr := t.traces[id]
 	switch {
 	case tr == nil && len(t.traces) >= maxTraces:
@@ -60,7 +58,6 @@ func (t *tracer) announce(id, owner string, now time.Time) *api.Error {
 		return api.Errorf(api.ExitConflict, "another owner traces this ID")
 	}
 	tr.until = now.Add(traceTimeout)
-	t.announced.Store(int32(len(t.traces)))
 	return nil
 }
 
@@ -68,30 +65,26 @@ func (t *tracer) announce(id, owner string, now time.Time) *api.Error {
 func (t *tracer) expire(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.drop(now)
+	maps.DeleteFunc(t.traces, func(_ string, tr *trace) bool { return now.After(tr.until) })
 }
 
-// drop is expire with mu held.
-func (t *tracer) drop(now time.Time) {
-	for id, tr := range t.traces {
-		if now.After(tr.until) {
-			delete(t.traces, id)
-		}
-	}
-	t.announced.Store(int32(len(t.traces)))
-}
-
-// noted returns the requests of an announced trace.
-func (t *tracer) noted(id string) []api.TracedRequest {
+// get returns a copy of an announced trace whose time is not over.
+func (t *tracer) get(id string) (tr trace, announced bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var all []api.TracedRequest
-	if tr := t.traces[id]; tr != nil {
-		for _, r := range tr.requests {
-			all = append(all, *r)
-		}
+	if found := t.traces[id]; found != nil && time.Now().Before(found.until) {
+		return trace{owner: found.owner, requests: slices.Clone(found.requests)}, true
 	}
-	return all
+	return trace{}, false
+}
+
+// add notes a request of a trace.
+func (t *tracer) add(id string, r api.TracedRequest) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if tr := t.traces[id]; tr != nil && len(tr.requests) < maxTraced {
+		tr.requests = append(tr.requests, r)
+	}
 }
 
 // traceID returns the trace ID of a request.
@@ -100,52 +93,9 @@ func traceID(r *http.Request) string {
 		return id
 	}
 	// version-traceID-parentID-flags
-	if parts := strings.Split(r.Header.Get(api.TraceParent), "-"); len(parts) >= 2 {
-		return parts[1]
-	}
-	return ""
-}
-
-// begin records a request if its trace was announced. It is interceptor.Config.Trace, except for describe.
-func (t *tracer) begin(f interceptor.Flow, r *http.Request, claims []interceptor.Claim, to *interceptor.Claim,
-	describe func(c *interceptor.Claim, owner string) api.TracedClaim) (ended func()) {
-	if t.announced.Load() == 0 {
-		return nil
-	}
-	id, now := traceID(r), time.Now()
-	t.mu.Lock()
-	tr := t.traces[id]
-	if tr == nil || now.After(tr.until) || len(tr.requests) >= maxTraced {
-		t.mu.Unlock()
-		return nil
-	}
-	note := &api.TracedRequest{Client: f.Client, Port: f.Dst.Port(), To: -1}
-	tr.requests = append(tr.requests, note)
-	owner := tr.owner
-	t.mu.Unlock()
-	var tried []api.TracedClaim
-	chosen := -1
-	for n := range claims[:min(len(claims), maxTraceClaims)] {
-		c := describe(&claims[n], owner)
-		if c.Differences = claims[n].Match.Differences(r); &claims[n] == to {
-			chosen = n
-		}
-		if r.Header.Get(api.TraceHeader) != id {
-			// A program that propagates traces has made this request. The owner must not see its headers.
-			for m := range c.Differences {
-				c.Differences[m].Got = ""
-			}
-		}
-		tried = append(tried, c)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	note.Claims, note.To = tried, chosen
-	return func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		note.Ended, note.Seconds = true, time.Since(now).Seconds()
-	}
+	_, rest, _ := strings.Cut(r.Header.Get(api.TraceParent), "-")
+	id, _, _ := strings.Cut(rest, "-")
+	return id
 }
 
 // trace announces a trace ID of an owner, and returns the requests of that trace.
@@ -153,7 +103,8 @@ func (l *leader) trace(id string, by *owner) (*api.AgentTrace, error) {
 	if err := l.traces.announce(id, by.hash, time.Now()); err != nil {
 		return nil, err
 	}
-	t := &api.AgentTrace{Requests: l.traces.noted(id)}
+	noted, _ := l.traces.get(id)
+	t := &api.AgentTrace{Requests: noted.requests}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var ports []port
@@ -172,17 +123,34 @@ func (l *leader) trace(id string, by *owner) (*api.AgentTrace, error) {
 	return t, nil
 }
 
-// traced is interceptor.Config.Trace.
-func (l *leader) traced(f interceptor.Flow, r *http.Request, claims []interceptor.Claim,
-	to *interceptor.Claim) (ended func()) {
-	return l.traces.begin(f, r, claims, to, func(c *interceptor.Claim, owner string) api.TracedClaim {
+// traced records a request if its trace was announced. It is interceptor.Config.Trace.
+func (l *leader) traced(f interceptor.Flow, r *http.Request, claims []interceptor.Claim, to *interceptor.Claim) {
+	id := traceID(r)
+	tr, announced := l.traces.get(id)
+	if !announced || len(tr.requests) >= maxTraced {
+		return
+	}
+	note := api.TracedRequest{Port: f.Dst.Port(), To: -1}
+	for n := range claims[:min(len(claims), maxTraceClaims)] {
+		c := &claims[n]
 		hash, _, _ := strings.Cut(c.ID, "/") // newTable
-		d := api.TracedClaim{Mine: hash == owner, Match: c.Match.String(), Mirror: c.Mirror, Away: c.Target.Away()}
+		d := api.TracedClaim{Mine: hash == tr.owner, Match: c.Match.String(), Away: c.Target.Away(),
+			Differences: c.Match.Differences(r)}
 		if o := l.owner(hash); o != nil {
 			d.Owner = o.name
 		}
-		return d
-	})
+		if c == to {
+			note.To = n
+		}
+		if r.Header.Get(api.TraceHeader) != id {
+			// A program that propagates traces has made this request. The owner must not see its headers.
+			for m := range d.Differences {
+				d.Differences[m].Got = ""
+			}
+		}
+		note.Claims = append(note.Claims, d)
+	}
+	l.traces.add(id, note)
 }
 
 // older returns the clients of open connections that do not pass through the agent. Call with the leader's lock held.

@@ -23,20 +23,16 @@ type AgentTrace struct {
 
 // TracedRequest is a request that reached an agent.
 type TracedRequest struct {
-	Client  netip.AddrPort `json:"client"`
-	Port    uint16         `json:"port"` // of the pod
-	Claims  []TracedClaim  `json:"claims"`
-	To      int            `json:"to"` // index of the claim that got it; -1: the application
-	Ended   bool           `json:"ended,omitempty"`
-	Seconds float64        `json:"seconds,omitempty"` // until the end
+	Port   uint16        `json:"port"` // of the pod
+	Claims []TracedClaim `json:"claims"`
+	To     int           `json:"to"` // index of the claim that got it; -1: the application
 }
 
 // TracedClaim is a claim that the agent tried on a request.
 type TracedClaim struct {
 	Owner       string                 `json:"owner"`
 	Mine        bool                   `json:"mine,omitempty"`
-	Match       string                 `json:"match"` // for people
-	Mirror      bool                   `json:"mirror,omitempty"`
+	Match       string                 `json:"match"`                 // for people
 	Away        bool                   `json:"away,omitempty"`        // the owner does not answer
 	Differences []httpmatch.Difference `json:"differences,omitempty"` // none: it matches
 }
@@ -54,12 +50,10 @@ type Traces struct {
 
 // InterceptTrace is what the agents of one intercept know of a trace ID.
 type InterceptTrace struct {
-	ID         string         `json:"id"`
 	Connection string         `json:"connection"`
 	Namespace  string         `json:"namespace"`
 	Workload   string         `json:"workload"`
 	Match      httpmatch.Spec `json:"match,omitzero"`
-	Mode       string         `json:"mode"`
 	Mirror     bool           `json:"mirror,omitempty"`
 	Clone      bool           `json:"clone,omitempty"`
 	Ports      []PortMap      `json:"ports"`

@@ -30,7 +30,7 @@ func (is *intercepts) trace(ctx context.Context, id string) api.Traces {
 	for n, t := range all {
 		asking.Go(func() {
 			i := t.intercept.Trace(ctx, id)
-			i.ID, i.Connection, i.Namespace, i.Workload = t.key.id(), t.key.connection, t.key.namespace, t.key.workload
+			i.Connection, i.Namespace, i.Workload = t.key.connection, t.key.namespace, t.key.workload
 			traces.Intercepts[n] = i
 		})
 	}

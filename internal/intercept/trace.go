@@ -16,7 +16,7 @@ func (i *Intercept) Trace(ctx context.Context, id string) api.InterceptTrace {
 	i.mu.Lock()
 	s := i.status
 	t := api.InterceptTrace{
-		Namespace: s.Namespace, Workload: s.Workload, Match: i.claim.Match, Mode: s.Mode, Mirror: s.Mirror,
+		Namespace: s.Namespace, Workload: s.Workload, Match: i.claim.Match, Mirror: s.Mirror,
 		Clone: i.cfg.Clone, Ports: slices.Clone(s.Ports), Pods: []api.PodTrace{},
 	}
 	var links []*link

@@ -151,9 +151,7 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 	claims := i.config.Claims(c.flow.Protocol, c.flow.Dst.Port())
 	t, mirrors := judge(claims, r)
 	if i.config.Trace != nil {
-		if ended := i.config.Trace(c.flow, r, claims, t.claim); ended != nil {
-			defer ended()
-		}
+		i.config.Trace(c.flow, r, claims, t.claim)
 	}
 	if !t.application() {
 		t.claim.Stats.requests.Add(1)

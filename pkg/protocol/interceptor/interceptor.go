@@ -108,8 +108,8 @@ type Config struct {
 	Probe Probe
 
 	// The Interceptor calls Trace for each HTTP request with the claims of its port and the one that gets it, nil for
-	// the application. If Trace returns a function, the Interceptor calls it after the answer. May be nil.
-	Trace func(f Flow, r *http.Request, claims []Claim, to *Claim) (ended func())
+	// the application. May be nil.
+	Trace func(f Flow, r *http.Request, claims []Claim, to *Claim)
 
 	// Note receives facts about a port that a user should know, such as that its TLS hides headers. It may receive the
 	// same one repeatedly.
