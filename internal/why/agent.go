@@ -203,7 +203,7 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS "+
 			"there"), true
 	}
-	if j.FromPod && j.Trip.TakenAt.IsValid() {
+	if j.Pod != nil && j.Trip.TakenAt.IsValid() {
 		return failed(api.ExitMesh, "the agents of %s did not see it: port %d of pod %s, which sent it, takes it "+
 			"before them", i.Workload, j.Trip.TakenAt.Port(), j.Source.Name).
 			hint("The service mesh of that pod decides where the request goes."), true

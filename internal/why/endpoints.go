@@ -18,13 +18,12 @@ import (
 
 // endpoint is an address and port behind a Service.
 type endpoint struct {
-	to          netip.AddrPort
-	pod         *corev1.Pod // nil: unknown
-	name        string      // of the pod; empty: none
-	node        string
-	ready       bool
-	serving     bool // ready, were it not terminating
-	terminating bool
+	to      netip.AddrPort
+	pod     *corev1.Pod // nil: unknown
+	name    string      // of the pod; empty: none
+	node    string
+	ready   bool
+	serving bool // ready, were it not terminating
 }
 
 // String is "pod web-1 (10.244.1.7:8080)".
@@ -52,9 +51,17 @@ func isHeadless(s *corev1.Service) bool { return s.Spec.ClusterIP == corev1.Clus
 
 // describePorts returns text like "80 (http), 53/UDP".
 func describePorts(s *corev1.Service) string {
-	var texts []string
+	var ports []corev1.ContainerPort
 	for _, p := range s.Spec.Ports {
-		text := fmt.Sprint(p.Port)
+		ports = append(ports, corev1.ContainerPort{Name: p.Name, ContainerPort: p.Port, Protocol: p.Protocol})
+	}
+	return listPorts(ports)
+}
+
+func listPorts(ports []corev1.ContainerPort) string {
+	var texts []string
+	for _, p := range ports {
+		text := fmt.Sprint(p.ContainerPort)
 		if !isTCP(p.Protocol) {
 			text += "/" + string(p.Protocol)
 		}
@@ -100,9 +107,8 @@ func portIn(s discoveryv1.EndpointSlice, port *corev1.ServicePort, asked uint16,
 // endpoint returns the endpoints of a slice's entry with a port.
 func (f *facts) endpoint(from discoveryv1.Endpoint, port uint16) (all []endpoint) {
 	c := from.Conditions
-	e := endpoint{ready: ptr.Deref(c.Ready, true), terminating: ptr.Deref(c.Terminating, false)}
+	e := endpoint{node: ptr.Deref(from.NodeName, ""), ready: ptr.Deref(c.Ready, true)}
 	e.serving = ptr.Deref(c.Serving, e.ready)
-	e.node = ptr.Deref(from.NodeName, "")
 	if ref := from.TargetRef; ref != nil && ref.Kind == "Pod" {
 		e.name, e.pod = ref.Name, f.podNamed(ref.Name)
 	}
@@ -172,26 +178,6 @@ func declared(p *corev1.Pod) (ports []corev1.ContainerPort) {
 		}
 	}
 	return ports
-}
-
-// namesOf returns text like "http, grpc".
-func namesOf(ports []corev1.ContainerPort) string {
-	var names []string
-	for _, p := range ports {
-		if p.Name != "" && !slices.Contains(names, p.Name) {
-			names = append(names, p.Name)
-		}
-	}
-	return cmp.Or(strings.Join(names, ", "), "none")
-}
-
-// numbersOf returns text like "8080, 9090".
-func numbersOf(ports []corev1.ContainerPort) string {
-	var numbers []string
-	for _, p := range ports {
-		numbers = append(numbers, fmt.Sprint(p.ContainerPort))
-	}
-	return cmp.Or(strings.Join(numbers, ", "), "none")
 }
 
 // targetOf returns the targetPort of a Service's port, for people.

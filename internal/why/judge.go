@@ -45,14 +45,12 @@ type facts struct {
 	Slices   []discoveryv1.EndpointSlice
 	Pods     []corev1.Pod // those that the Service selects, or the one whose address was asked
 	Policies []networkingv1.NetworkPolicy
-	// Source is the pod from which connections to endpoints come: the traffic manager's or, with FromPod, the one that
-	// sends the request.
-	Source  *corev1.Pod
-	FromPod bool
-	Unsent  *api.Error                   // why the request could not be sent from the pod
-	Dials   map[netip.AddrPort]trip.Step // to endpoints, from Source
-	Traces  []api.InterceptTrace         // of this machine's intercepts in the cluster
-	Local   map[uint16]trip.Step         // dials to ports of this machine
+	// Source is the pod from which connections to endpoints come: Config.Pod or, without one, the traffic manager's.
+	Source *corev1.Pod
+	Unsent *api.Error                   // why the request could not be sent from the pod
+	Dials  map[netip.AddrPort]trip.Step // to endpoints, from Source
+	Traces []api.InterceptTrace         // of this machine's intercepts in the cluster
+	Local  map[uint16]trip.Step         // dials to ports of this machine
 	// Missing tells why objects could not be read: "you may not list pods in the namespace shop".
 	Missing map[object]string
 }
@@ -164,7 +162,7 @@ func (j *judge) sent(hop func() finding) finding {
 
 // from is where the request came from.
 func (j *judge) from() string {
-	if j.FromPod {
+	if j.Pod != nil {
 		return "pod " + j.Source.Namespace + "/" + j.Source.Name
 	}
 	return "this machine"
@@ -172,7 +170,7 @@ func (j *judge) from() string {
 
 // source names the pod from which connections to endpoints come.
 func (j *judge) source() string {
-	if j.FromPod {
+	if j.Pod != nil {
 		return "pod " + j.Source.Name
 	}
 	return "the traffic manager's pod"
@@ -222,12 +220,12 @@ func (j *judge) name() finding {
 	}
 	want := j.expected()
 	switch {
-	case t.Lookup.Done && len(t.Nameservers) == 0 && j.FromPod:
+	case t.Lookup.Done && len(t.Nameservers) == 0 && j.Pod != nil:
 		who = "/etc/hosts of the pod"
 	case t.Lookup.Done && len(t.Nameservers) == 0:
 		who = "/etc/hosts or the system"
 	case t.Lookup.Done:
-	case j.FromPod && t.Lookup.Failure == trip.TimedOut && j.ClusterDNS.Step.Done && len(j.blockingDNS()) > 0:
+	case j.Pod != nil && t.Lookup.Failure == trip.TimedOut && j.ClusterDNS.Step.Done && len(j.blockingDNS()) > 0:
 		return failed(api.ExitNetworkPolicy, "%s does not answer pod %s, and NetworkPolicy %s does not allow the pod "+
 			"to reach cluster DNS", who, j.Source.Name, strings.Join(j.blockingDNS(), ", ")).
 			hint("Allow its egress to UDP and TCP port 53 of cluster DNS.")
@@ -254,7 +252,7 @@ func (j *judge) name() finding {
 
 // resolver describes the resolver of a pod: its DNS policy decides which names it completes.
 func (j *judge) resolver() []string {
-	if !j.FromPod {
+	if j.Pod == nil {
 		return nil
 	}
 	return j.Trip.Resolver
@@ -262,7 +260,7 @@ func (j *judge) resolver() []string {
 
 // taken is the finding that another resolver answers for a name.
 func (j *judge) taken(seen string) finding {
-	if j.FromPod {
+	if j.Pod != nil {
 		return failed(api.ExitNameTaken, "%s", seen).with(j.resolver()...).
 			hint("The pod has other DNS settings than the cluster's: dnsPolicy %s, dnsConfig or hostAliases of its "+
 				"specification.", cmp.Or(string(j.Source.Spec.DNSPolicy), "unknown"))
@@ -279,9 +277,9 @@ func (j *judge) route() finding {
 	switch {
 	case !to.IsValid():
 		return found(api.HopSkipped, "no address")
-	case t.TakenAt.IsValid() && j.FromPod:
+	case t.TakenAt.IsValid() && j.Pod != nil:
 		return j.redirected()
-	case j.FromPod:
+	case j.Pod != nil:
 		return found(api.HopOK, "%v leaves the pod by %s", to, cmp.Or(t.Device, "no interface"))
 	case c.Status == api.StatusReconnecting:
 		return failed(api.ExitLost, "the connection to the cluster is interrupted: kubevpn reconnects").
@@ -408,7 +406,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 				api.ShellQuote(j.all[0].name))
 	case port != nil && len(j.Pods) > 0 && slices.ContainsFunc(j.Pods, isReady):
 		f = failed(api.ExitTargetPort, "%s port %d has the targetPort %q, and no pod has a port of that name; they "+
-			"name %s", what, j.Port, targetOf(port), namesOf(declared(&j.Pods[0]))).
+			"declare %s", what, j.Port, targetOf(port), listPorts(declared(&j.Pods[0]))).
 			hint("Change targetPort of the Service, or name the port of the container so.")
 	case j.Missing[objectPods] != "":
 		f = failed(api.ExitNoEndpoint, "%s has no endpoint", what).with(j.Missing[objectPods])
@@ -438,11 +436,11 @@ func (j *judge) choice(s *corev1.Service) string {
 	switch {
 	case isHeadless(s):
 		return "headless: cluster DNS gives the addresses of the pods"
-	case j.FromPod && j.Trip.TakenAt.IsValid():
+	case j.Pod != nil && j.Trip.TakenAt.IsValid():
 		return "the redirect of the pod chooses"
-	case j.FromPod && j.Connection.ProxyMode == "none":
+	case j.Pod != nil && j.Connection.ProxyMode == "none":
 		return "the network plugin chooses, on the node " + j.Source.Spec.NodeName
-	case j.FromPod:
+	case j.Pod != nil:
 		return "kube-proxy chooses, on the node " + j.Source.Spec.NodeName
 	case j.Connection.Netstack == api.NetstackSystem:
 		return "kube-proxy chooses, on the node of the traffic manager"
@@ -470,7 +468,7 @@ func (j *judge) unready() (notes []string) {
 
 func (j *judge) policy() finding {
 	targets := j.all
-	if len(targets) == 0 && j.FromPod && j.Service == nil && j.Trip.To.IsValid() {
+	if len(targets) == 0 && j.Pod != nil && j.Service == nil && j.Trip.To.IsValid() {
 		targets = []endpoint{{to: j.Trip.To}} // outside of the cluster
 	}
 	switch missing := cmp.Or(j.Missing[objectPolicies], j.Missing[objectManager], j.Missing[objectPods]); {
@@ -496,7 +494,7 @@ func (j *judge) policy() finding {
 	case silent && !j.answered():
 		f := failed(api.ExitNetworkPolicy, "NetworkPolicy %s blocks connections from %s to %v", text, j.source(),
 			blocked[0]).with("connections to it got no answer")
-		if j.FromPod {
+		if j.Pod != nil {
 			return f.hint("The policies of the pod's namespace %s must allow its egress to it, and those of the other "+
 				"pod its\ningress.", api.Clean(j.Source.Namespace))
 		}
@@ -568,7 +566,7 @@ func (j *judge) dial() finding {
 		f = failed(api.ExitNoAnswer, "%v does not answer: no connection within %.0f s", t.To, t.Dial.Seconds).
 			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a " +
 				"pod that\nhangs. `kubevpn status -o wide` shows whether other pods answer.")
-	case j.FromPod:
+	case j.Pod != nil:
 		f = failed(api.ExitNoAnswer, "cannot connect to %v: %s", t.To, t.Dial.Error).
 			hint("Without --from, `kubevpn why` sends it from this machine: compare.")
 	default:
@@ -603,7 +601,7 @@ func (j *judge) closedPort(e endpoint) finding {
 	})
 	if j.Service != nil && !isHeadless(j.Service) && !declares && accepts {
 		return failed(api.ExitTargetPort, "service/%s sends to port %d, on which %v does not listen; its containers "+
-			"declare %s", j.Service.Name, number, e, numbersOf(ports)).
+			"declare %s", j.Service.Name, number, e, listPorts(ports)).
 			hint("Change targetPort of the Service.")
 	}
 	return failed(api.ExitClosedPort, "nothing listens on port %d of %v", number, e).

@@ -258,7 +258,7 @@ var plantedInPods = map[string]struct {
 func (f *facts) fromPod(t *testing.T) {
 	source := decode[corev1.Pod](t, `
 {metadata: {name: other-1, namespace: other, labels: {app: other}}, spec: {nodeName: node9}, status: {podIPs: [{ip: 10.244.9.3}]}}`)
-	f.Source, f.FromPod, f.Trip.Device = &source, true, "eth0"
+	f.Source, f.Pod, f.Trip.Device = &source, &source, "eth0"
 	f.Trip.Resolver = []string{"search other.svc.cluster.local", "options ndots:5"}
 }
 

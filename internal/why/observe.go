@@ -1,10 +1,10 @@
 package why
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -60,7 +60,9 @@ func (o *observer) explain(ctx context.Context) api.Explanation {
 	began := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, max(o.Timeout-judgePause, judgePause))
 	defer cancel()
-	o.announce(bounded)
+	announcing, cancel := context.WithTimeout(bounded, announceTimeout)
+	o.trace(announcing)
+	cancel()
 	o.observe(bounded)
 	rest, cancel := context.WithTimeout(ctx, judgePause)
 	defer cancel()
@@ -84,19 +86,11 @@ func newObserver(cfg Config) *observer {
 		Dials: map[netip.AddrPort]trip.Step{}, Local: map[uint16]trip.Step{}, Missing: map[object]string{},
 	}}
 	f, c := &o.facts, cfg.Connection
-	if cfg.Pod != nil {
-		f.Source, f.FromPod = cfg.Pod, true
+	if f.Source = cfg.Pod; cfg.Pod != nil {
 		c.Namespace = cfg.Pod.Namespace // where its resolver looks for short names
 	}
 	f.Namespace, f.Name, f.Certain = serviceOf(cfg.Request.URL.Hostname(), c)
 	return o
-}
-
-// announce announces the request to the agents within announceTimeout.
-func (o *observer) announce(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, announceTimeout)
-	defer cancel()
-	o.trace(ctx)
 }
 
 // trace announces the request to the agents, and reads what they noted.
@@ -147,10 +141,13 @@ func (o *observer) observe(ctx context.Context) {
 		}
 	})
 	all.Go(func() {
+		namespace := o.Connection.ManagerNamespace
 		if o.Pod == nil {
 			o.readManager(ctx)
+		} else {
+			namespace = o.Pod.Namespace
 		}
-		o.readPolicies(ctx, o.sourceNamespace())
+		o.readPolicies(ctx, namespace)
 	})
 	all.Go(func() {
 		o.readTarget(ctx, host)
@@ -175,14 +172,6 @@ func (o *observer) send(ctx context.Context, e trip.Errand) (r trip.Report, done
 	return r, err == nil
 }
 
-// sourceNamespace returns the namespace of the pod from which connections to endpoints come.
-func (o *observer) sourceNamespace() string {
-	if o.Pod != nil {
-		return o.Pod.Namespace
-	}
-	return o.Connection.ManagerNamespace
-}
-
 func (o *observer) set(f func(*facts)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -198,24 +187,15 @@ func serviceOf(host string, c api.Connection) (namespace, name string, certain b
 	short := strings.TrimSuffix(strings.ToLower(host), ".")
 	short, full := strings.CutSuffix(short, "."+c.DNS.Domain)
 	short, certain = strings.CutSuffix(short, ".svc")
-	if full && !certain {
-		return "", "", false
-	}
 	parts := strings.Split(short, ".")
-	switch len(parts) {
-	case 1:
-		if certain {
-			return "", "", false
-		}
-		return c.Namespace, parts[0], true
-	case 2:
-		return parts[1], parts[0], certain
-	case 3:
-		if certain {
-			return parts[2], parts[1], true
-		}
+	switch n := len(parts); {
+	case full && !certain, certain && n == 1, n > 3, n == 3 && !certain:
+		return "", "", false
+	case n == 1:
+		return c.Namespace, short, true
+	default:
+		return parts[n-1], parts[n-2], certain
 	}
-	return "", "", false
 }
 
 // readTarget reads the Service or pod that the host stands for, and the objects that belong to it.
@@ -225,23 +205,15 @@ func (o *observer) readTarget(ctx context.Context, host string) {
 	} else if o.Name != "" {
 		o.readService(ctx)
 	}
-	f := &o.facts
-	if f.Service == nil {
-		if len(f.Pods) > 0 && f.Namespace != o.sourceNamespace() {
-			o.readPolicies(ctx, f.Namespace)
-		}
-		if f.Certain {
-			o.askClusterDNS(ctx)
-		}
-		return
-	}
 	var all sync.WaitGroup
-	if f.Service.Namespace != o.sourceNamespace() { // observe reads those
-		all.Go(func() { o.readPolicies(ctx, f.Service.Namespace) })
+	if o.Service != nil || len(o.Pods) > 0 {
+		all.Go(func() { o.readPolicies(ctx, o.Namespace) }) // the namespace may be the source's: both reads agree
 	}
-	all.Go(func() { o.readSlices(ctx) })
-	all.Go(func() { o.readPods(ctx) })
-	if f.Name != "" && net.ParseIP(host) == nil {
+	if o.Service != nil {
+		all.Go(func() { o.readSlices(ctx) })
+		all.Go(func() { o.readPods(ctx) })
+	}
+	if o.Certain {
 		all.Go(func() { o.askClusterDNS(ctx) })
 	}
 	all.Wait()
@@ -344,9 +316,7 @@ func (o *observer) readSlices(ctx context.Context) {
 	ofService := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: s.Name}.String()}
 	all := o.Kube.DiscoveryV1().EndpointSlices(s.Namespace).List
 	list := read(ctx, o, objectEndpointSlices, "EndpointSlices", with(all, ofService))
-	if list != nil {
-		o.Slices = list.Items
-	}
+	o.Slices = cmp.Or(list, new(discoveryv1.EndpointSliceList)).Items
 }
 
 func (o *observer) readPods(ctx context.Context) {
@@ -356,10 +326,7 @@ func (o *observer) readPods(ctx context.Context) {
 	}
 	selected := metav1.ListOptions{LabelSelector: labels.Set(s.Spec.Selector).String(), Limit: maxPods}
 	all := o.Kube.CoreV1().Pods(s.Namespace).List
-	list := read(ctx, o, objectPods, "pods", with(all, selected))
-	if list != nil {
-		o.Pods = list.Items
-	}
+	o.Pods = cmp.Or(read(ctx, o, objectPods, "pods", with(all, selected)), new(corev1.PodList)).Items
 }
 
 func (o *observer) readManager(ctx context.Context) {
@@ -390,25 +357,20 @@ func (o *observer) dialEndpoints(ctx context.Context) {
 	if f.Service == nil {
 		return // the request itself goes to the endpoint
 	}
+	var first, others []netip.AddrPort
 	all := f.endpoints()
-	o.dialAll(ctx, addressesOf(all))
+	for _, e := range all[:min(len(all), maxDials)] {
+		first = append(first, e.to)
+	}
+	o.dialAll(ctx, first)
 	n := slices.IndexFunc(all, func(e endpoint) bool { return f.Dials[e.to].Failure == trip.Refused })
 	if n < 0 {
 		return
 	}
-	var others []netip.AddrPort
 	for _, p := range declared(all[n].pod) {
 		others = append(others, netip.AddrPortFrom(all[n].to.Addr(), uint16(p.ContainerPort)))
 	}
 	o.dialAll(ctx, others[:min(len(others), maxPorts)])
-}
-
-func addressesOf(all []endpoint) []netip.AddrPort {
-	seen := map[netip.AddrPort]bool{}
-	for _, e := range all[:min(len(all), maxDials)] {
-		seen[e.to] = true
-	}
-	return slices.Collect(maps.Keys(seen))
 }
 
 func (o *observer) dialAll(ctx context.Context, to []netip.AddrPort) {

@@ -73,7 +73,7 @@ func TestExplanationComesInTimeWhateverHangs(t *testing.T) {
 				}
 				if tt.fromPod {
 					o.Pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "other-1", Namespace: "other"}}
-					o.facts.Source, o.facts.FromPod = o.Pod, true
+					o.Source = o.Pod
 					o.Run = func(ctx context.Context, _ trip.Errand) (trip.Report, error) {
 						<-ctx.Done()
 						return trip.Report{}, errors.New("no answer in time")
