@@ -1,13 +1,12 @@
 package why
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/why/trip"
@@ -31,10 +30,7 @@ func (j *judge) land() (best *landing) {
 	for n := range j.Traces {
 		i := &j.Traces[n]
 		for _, p := range i.Pods {
-			if p.Trace == nil {
-				continue
-			}
-			for m := range p.Trace.Requests {
+			for m := range cmp.Or(p.Trace, new(api.AgentTrace)).Requests {
 				l := &landing{intercept: i, pod: p.Pod, request: &p.Trace.Requests[m]}
 				if to := l.request.To; to >= 0 && to < len(l.request.Claims) {
 					l.to = &l.request.Claims[to]
@@ -51,16 +47,8 @@ func (j *judge) land() (best *landing) {
 // wanted reports whether the request, as it was sent, matches an intercept.
 func (j *judge) wanted(i *api.InterceptTrace) bool {
 	m, err := httpmatch.New(i.Match)
-	return err == nil && !i.Mirror && len(m.Differences(j.request())) == 0
-}
-
-// request returns the request as it was sent.
-func (j *judge) request() *http.Request {
-	r := &http.Request{Method: j.Request.Method, URL: j.Request.URL, Header: http.Header{}, Host: j.Request.URL.Host}
-	for name, values := range j.Request.Header {
-		r.Header[http.CanonicalHeaderKey(name)] = values
-	}
-	return r
+	r := &http.Request{Method: j.Request.Method, URL: j.Request.URL, Header: j.Request.Header, Host: j.Request.URL.Host}
+	return err == nil && !i.Mirror && len(m.Differences(r)) == 0
 }
 
 func (j *judge) agent() finding {
@@ -167,8 +155,7 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 		return finding{}, false
 	}
 	var without, silent []string
-	var inMesh *corev1.Pod
-	mesh, container := "", ""
+	mesh, inMesh := "", ""
 	for _, e := range j.ready {
 		n := slices.IndexFunc(i.Pods, func(p api.PodTrace) bool { return p.Pod == e.name })
 		if n < 0 {
@@ -182,16 +169,16 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 		case p.Trace == nil:
 			without = append(without, fmt.Sprintf("pod %s: %s", e.name, p.Reason))
 		case e.pod != nil && mesh == "":
-			if mesh, container = workloads.Mesh(e.pod); mesh != "" {
-				inMesh = e.pod
-			}
+			mesh, _ = meshOf(e.pod)
+			inMesh = e.name
 		}
 	}
 	switch {
 	case !direct:
 		return finding{}, false
-	case inMesh != nil:
-		return meshed(inMesh, mesh, container), true
+	case mesh != "":
+		return failed(api.ExitMesh, "%s takes it before the agent of pod %s", mesh, inMesh).
+			hint("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh."), true
 	case len(silent) > 0:
 		return found(api.HopUnknown, "an agent did not tell what it saw: %s", silent[0]).with(silent[1:]...), true
 	case len(without) > 0:
@@ -211,23 +198,11 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 	return found(api.HopNote, "the agents of %s did not see it: something takes it before them", i.Workload), true
 }
 
-func meshed(p *corev1.Pod, mesh, container string) finding {
-	by := "on the node"
-	if container != "" {
-		by = "its container " + container
-	}
-	return failed(api.ExitMesh, "the service mesh %s takes it before the agent of pod %s (%s)", mesh, p.Name, by).
-		hint("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh.")
-}
-
 // older returns a connection that is older than an agent of the intercept, which therefore does not see its requests.
 // Its client is a pod that the request was for.
 func (j *judge) older(i *api.InterceptTrace) (client netip.AddrPort, pod string) {
 	for _, p := range i.Pods {
-		if p.Trace == nil {
-			continue
-		}
-		for _, c := range p.Trace.Older {
+		for _, c := range cmp.Or(p.Trace, new(api.AgentTrace)).Older {
 			if slices.ContainsFunc(j.all, func(e endpoint) bool { return e.to.Addr() == c.Addr().Unmap() }) {
 				return c, p.Pod
 			}

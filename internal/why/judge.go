@@ -247,21 +247,13 @@ func (j *judge) name() finding {
 		return j.taken(fmt.Sprintf("%s says that %s is %s, and the cluster has %s", who, host,
 			api.Some(t.Addresses, maxAddresses), api.Some(want, maxAddresses)))
 	}
-	return found(api.HopOK, "%s: %s, by %s", host, api.Some(t.Addresses, maxAddresses), who).with(j.resolver()...)
-}
-
-// resolver describes the resolver of a pod: its DNS policy decides which names it completes.
-func (j *judge) resolver() []string {
-	if j.Pod == nil {
-		return nil
-	}
-	return j.Trip.Resolver
+	return found(api.HopOK, "%s: %s, by %s", host, api.Some(t.Addresses, maxAddresses), who).with(t.Resolver...)
 }
 
 // taken is the finding that another resolver answers for a name.
 func (j *judge) taken(seen string) finding {
 	if j.Pod != nil {
-		return failed(api.ExitNameTaken, "%s", seen).with(j.resolver()...).
+		return failed(api.ExitNameTaken, "%s", seen).with(j.Trip.Resolver...).
 			hint("The pod has other DNS settings than the cluster's: dnsPolicy %s, dnsConfig or hostAliases of its "+
 				"specification.", cmp.Or(string(j.Source.Spec.DNSPolicy), "unknown"))
 	}
@@ -272,7 +264,7 @@ func (j *judge) taken(seen string) finding {
 
 func (j *judge) route() finding {
 	t, c := j.Trip, j.Connection
-	to := t.To.Addr()
+	to, device := t.To.Addr(), cmp.Or(j.Trip.Device, "no interface")
 	routed := slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.Contains(to) })
 	switch {
 	case !to.IsValid():
@@ -280,7 +272,7 @@ func (j *judge) route() finding {
 	case t.TakenAt.IsValid() && j.Pod != nil:
 		return j.redirected()
 	case j.Pod != nil:
-		return found(api.HopOK, "%v leaves the pod by %s", to, cmp.Or(t.Device, "no interface"))
+		return found(api.HopOK, "%v leaves the pod by %s", to, device)
 	case c.Status == api.StatusReconnecting:
 		return failed(api.ExitLost, "the connection to the cluster is interrupted: kubevpn reconnects").
 			hint("`kubevpn status` shows the cause.")
@@ -289,27 +281,24 @@ func (j *judge) route() finding {
 	case t.Device == c.Device:
 		return found(api.HopOK, "%v goes to %s", to, t.Device)
 	case routed:
-		return failed(api.ExitRouteTaken, "%v goes to %s, not to %s: another VPN or route has taken it", to,
-			cmp.Or(t.Device, "no interface"), c.Device).
+		return failed(api.ExitRouteTaken, "%v goes to %s, not to %s: another VPN or route has taken it", to, device,
+			c.Device).
 			hint("`ip route get %v` shows the route. Stop the other VPN, or keep the network out of it.", to)
 	case slices.Contains(j.expected(), to) || len(j.all) > 0:
 		return failed(api.ExitRouteTaken, "%v goes to %s: none of the networks of the tunnel contains it", to,
-			cmp.Or(t.Device, "no interface")).
+			device).
 			hint("`kubevpn status -o wide` lists the networks and why one is missing; `kubevpn connect --extra-cidr` " +
 				"adds one.")
 	}
-	return found(api.HopNote, "%v goes to %s: it is no address of the cluster", to, cmp.Or(t.Device, "no interface"))
+	return found(api.HopNote, "%v goes to %s: it is no address of the cluster", to, device)
 }
 
 // redirected is the finding for a request that a redirect of its own pod has taken.
 func (j *judge) redirected() finding {
 	seen := fmt.Sprintf("port %d of the pod itself takes it", j.Trip.TakenAt.Port())
-	mesh, container := workloads.Mesh(j.Source)
-	switch {
-	case container != "":
-		seen += fmt.Sprintf(": container %s of the service mesh %s", container, mesh)
-	case mesh != "":
-		seen += ": the service mesh " + mesh
+	mesh, container := meshOf(j.Source)
+	if mesh != "" {
+		seen += ": " + mesh
 	}
 	switch {
 	case !j.answered():
@@ -326,17 +315,25 @@ func (j *judge) redirected() finding {
 	return found(api.HopNote, "%s, and passes it on", seen)
 }
 
+// meshOf describes the service mesh of a pod, or returns "". The container is empty if a program of the node takes the
+// pod's connections.
+func meshOf(p *corev1.Pod) (text, container string) {
+	mesh, container := workloads.Mesh(p)
+	switch {
+	case mesh == "":
+		return "", ""
+	case container == "":
+		return "the service mesh " + mesh + " (on the node)", ""
+	}
+	return fmt.Sprintf("the service mesh %s (container %s)", mesh, container), container
+}
+
 // answeredByMesh reports whether a mesh's proxy made the answer: Envoy notes the time of an upstream that answered,
 // and Linkerd notes its own errors.
 func (j *judge) answeredByMesh() bool {
 	h := j.Trip.Header
-	switch {
-	case j.Trip.Status < http.StatusBadRequest:
-		return false
-	case h.Get("L5d-Proxy-Error") != "":
-		return true
-	}
-	return strings.Contains(h.Get("Server"), "envoy") && h.Get("X-Envoy-Upstream-Service-Time") == ""
+	byEnvoy := strings.Contains(h.Get("Server"), "envoy") && h.Get("X-Envoy-Upstream-Service-Time") == ""
+	return j.Trip.Status >= http.StatusBadRequest && (byEnvoy || h.Get("L5d-Proxy-Error") != "")
 }
 
 func (j *judge) balancer() finding {
@@ -358,12 +355,10 @@ func (j *judge) balancer() finding {
 	if f, none := j.noEndpoint(what, port); none {
 		return f
 	}
-	seen := fmt.Sprintf("%s: %d of %d endpoints are ready", what, len(j.ready), len(j.all))
 	if port != nil && !isHeadless(s) {
-		seen = fmt.Sprintf("%s port %d → %s: %d of %d endpoints are ready", what, j.Port, targetOf(port), len(j.ready),
-			len(j.all))
+		what += fmt.Sprintf(" port %d → %s", j.Port, targetOf(port))
 	}
-	f := found(api.HopOK, "%s", seen).with(j.choice(s))
+	f := found(api.HopOK, "%s: %d of %d endpoints are ready", what, len(j.ready), len(j.all)).with(j.choice(s))
 	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		f = f.with("sessionAffinity ClientIP: requests of " + j.from() + " go to the same endpoint")
 	}
@@ -400,20 +395,15 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 				"Cluster.")
 	case len(j.ready) > 0, serving:
 		return finding{}, false
-	case len(j.all) > 0:
-		f = failed(api.ExitNoEndpoint, "none of the %d endpoints of %s is ready", len(j.all), what).
-			hint("`kubectl -n %s describe pod %s` shows the cause.", api.ShellQuote(j.Namespace),
-				api.ShellQuote(j.all[0].name))
-	case port != nil && len(j.Pods) > 0 && slices.ContainsFunc(j.Pods, isReady):
+	case len(j.all) == 0 && port != nil && slices.ContainsFunc(j.Pods, isReady):
 		f = failed(api.ExitTargetPort, "%s port %d has the targetPort %q, and no pod has a port of that name; they "+
 			"declare %s", what, j.Port, targetOf(port), listPorts(declared(&j.Pods[0]))).
 			hint("Change targetPort of the Service, or name the port of the container so.")
+	case len(j.all)+len(j.Pods) > 0:
+		f = failed(api.ExitNoEndpoint, "no endpoint of %s is ready", what).
+			hint("`kubectl -n %s describe pods` shows the cause.", api.ShellQuote(j.Namespace))
 	case j.Missing[objectPods] != "":
 		f = failed(api.ExitNoEndpoint, "%s has no endpoint", what).with(j.Missing[objectPods])
-	case len(j.Pods) > 0:
-		f = failed(api.ExitNoEndpoint, "no pod of %s is ready", what).with(j.unready()...).
-			hint("`kubectl -n %s describe pod %s` shows the cause.", api.ShellQuote(j.Namespace),
-				api.ShellQuote(j.Pods[0].Name))
 	default:
 		f = failed(api.ExitNoEndpoint, "%s has no endpoint: no pod has the labels %s", what, selectorOf(j.Service)).
 			hint("`kubectl -n %s get pods --show-labels` shows the labels.", api.ShellQuote(j.Namespace))
@@ -421,10 +411,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 	if j.answered() { // the endpoint came or went in the meantime
 		f.verdict = api.HopNote
 	}
-	if len(j.all) > 0 {
-		f = f.with(j.unready()...)
-	}
-	return f, true
+	return f.with(j.unready()...), true
 }
 
 func isReady(p corev1.Pod) bool {

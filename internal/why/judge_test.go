@@ -191,7 +191,7 @@ var planted = map[string]struct {
 	"a service mesh": {func(_ *testing.T, f *facts) {
 		f.intercepted(-1).Pods[0].Trace.Requests = nil
 		f.Pods[0].Spec.Containers = append(f.Pods[0].Spec.Containers, corev1.Container{Name: "istio-proxy"})
-	}, api.ExitMesh, api.HopAgent, "the service mesh Istio takes it"},
+	}, api.ExitMesh, api.HopAgent, "the service mesh Istio (container istio-proxy) takes it"},
 	"a connection that is older than the intercept": {func(_ *testing.T, f *facts) {
 		i := f.intercepted(-1)
 		i.Workload, i.Pods[0].Pod = "deployment/behind", "behind-1"
@@ -240,7 +240,7 @@ var plantedInPods = map[string]struct {
 	"a mesh that gives no answer": {func(_ *testing.T, f *facts) {
 		f.redirected()
 		f.Trip.Answer, f.Trip.Status = trip.Step{Failure: trip.Broken, Error: "EOF"}, 0
-	}, api.ExitMesh, api.HopRoute, "port 15001 of the pod itself takes it: container istio-proxy of the service mesh Istio, and gives no answer"},
+	}, api.ExitMesh, api.HopRoute, "port 15001 of the pod itself takes it: the service mesh Istio (container istio-proxy), and gives no answer"},
 	"a mesh that answers itself": {func(_ *testing.T, f *facts) {
 		f.redirected()
 		f.Trip.Status, f.Trip.Header = 503, http.Header{"Server": {"envoy"}}

@@ -136,8 +136,8 @@ func (o *observer) observe(ctx context.Context) {
 	host := o.Request.URL.Hostname()
 	var all sync.WaitGroup
 	all.Go(func() {
-		if r, done := o.send(ctx, o.Request.Errand()); done {
-			o.Trip = r.Result
+		if o.Trip = o.send(ctx, o.Request.Errand()).Result; o.Pod == nil {
+			o.Trip.Resolver = nil // the connection's resolver completes names
 		}
 	})
 	all.Go(func() {
@@ -156,8 +156,8 @@ func (o *observer) observe(ctx context.Context) {
 	all.Wait()
 }
 
-// send runs an errand where the request comes from. done is false if it was not run, and the facts say why.
-func (o *observer) send(ctx context.Context, e trip.Errand) (r trip.Report, done bool) {
+// send runs an errand where the request comes from. If it is not run, the report is empty, and the facts say why.
+func (o *observer) send(ctx context.Context, e trip.Errand) trip.Report {
 	run := o.here
 	if o.Pod != nil {
 		run = o.Run
@@ -168,8 +168,9 @@ func (o *observer) send(ctx context.Context, e trip.Errand) (r trip.Report, done
 	r, err := run(ctx, e)
 	if err != nil {
 		o.set(func(f *facts) { f.Unsent = api.AsError(err) })
+		return trip.Report{}
 	}
-	return r, err == nil
+	return r
 }
 
 func (o *observer) set(f func(*facts)) {
@@ -377,7 +378,5 @@ func (o *observer) dialAll(ctx context.Context, to []netip.AddrPort) {
 	if len(to) == 0 {
 		return
 	}
-	if r, done := o.send(ctx, trip.Errand{Dial: to}); done {
-		maps.Copy(o.Dials, r.Dials)
-	}
+	maps.Copy(o.Dials, o.send(ctx, trip.Errand{Dial: to}).Dials)
 }

@@ -363,7 +363,7 @@ spec: {podSelector: {}, policyTypes: [Egress], egress: [{ports: [{port: 53, prot
 	})
 	t.Run("mesh_takes_it", func(t *testing.T) {
 		defer redirect("9004")()
-		y.finds(t, api.ExitMesh, "container istio-proxy of the service mesh Istio", from...)
+		y.finds(t, api.ExitMesh, "the service mesh Istio (container istio-proxy)", from...)
 	})
 }
 
@@ -454,6 +454,6 @@ func (y *why) intercepts(t *testing.T) {
 		y.finds(t, 0, "", "http://meshed.why-shop/", "-H", header)
 		ip := y.pods(t, y.shop.namespace, "app=meshed")[0]
 		y.placeOf(t, ip).must(t, "nft", "table inet mesh { chain c { type nat hook prerouting priority -100; tcp dport 8080 redirect to :15006; }; }")
-		y.finds(t, api.ExitMesh, "the service mesh Istio takes it", "http://meshed.why-shop/", "-H", header)
+		y.finds(t, api.ExitMesh, "the service mesh Istio (container istio-proxy) takes it", "http://meshed.why-shop/", "-H", header)
 	})
 }
