@@ -112,12 +112,12 @@ func diagnose(ctx context.Context, f *facts, list []check) api.Diagnosis {
 
 // ended is a check that runs or has ended.
 type ended struct {
-	done    chan struct{} // closed when finding is set
-	finding api.Finding
+	done chan struct{} // closed when the Finding is set
+	api.Finding
 }
 
 // run runs the checks at once, and reports their findings in the order of the list.
-func run(ctx context.Context, f *facts, list []check) []api.Finding {
+func run(ctx context.Context, f *facts, list []check) (findings []api.Finding) {
 	all := make(map[string]*ended, len(list))
 	for _, c := range list {
 		all[c.name] = &ended{done: make(chan struct{})}
@@ -126,59 +126,45 @@ func run(ctx context.Context, f *facts, list []check) []api.Finding {
 		go func() {
 			e := all[c.name]
 			defer close(e.done)
-			began := time.Now()
-			if e.finding = c.lacks(all); e.finding.State == "" {
-				began = time.Now()
-				e.finding = c.bounded(ctx, f)
-			}
-			e.finding.Section, e.finding.Name = c.section, c.name
-			e.finding.Seconds = time.Since(began).Seconds()
+			e.Finding = c.find(ctx, f, all[c.needs])
+			e.Section, e.Name = c.section, c.name
 		}()
 	}
-	findings := make([]api.Finding, 0, len(list))
 	for _, c := range list {
 		e := all[c.name]
 		<-e.done
-		findings = append(findings, e.finding)
+		findings = append(findings, e.Finding)
 		if f.Found != nil {
-			f.Found(e.finding)
+			f.Found(e.Finding)
 		}
 	}
 	return findings
 }
 
-// lacks waits for the check that c needs. It returns a finding if that has not succeeded.
-func (c check) lacks(all map[string]*ended) api.Finding {
-	if c.needs == "" {
-		return api.Finding{}
+// find runs a check after the one that it needs, if any, has succeeded. A check that does not return within its timeout,
+// or when ctx ends, is left behind.
+func (c check) find(ctx context.Context, f *facts, needed *ended) (found api.Finding) {
+	if needed != nil {
+		<-needed.done
+		switch needed.State {
+		case api.FindingFailed:
+			return skipped("the check %q failed", c.needs)
+		case api.FindingSkipped:
+			return skipped("%s", needed.Seen)
+		}
 	}
-	needed := all[c.needs]
-	<-needed.done
-	switch needed.finding.State {
-	case api.FindingFailed:
-		return skipped("the check %q failed", c.needs)
-	case api.FindingSkipped:
-		return skipped("%s", needed.finding.Seen)
-	}
-	return api.Finding{}
-}
-
-// bounded runs a check until its timeout. A check that does not return then is left behind.
-func (c check) bounded(ctx context.Context, f *facts) api.Finding {
+	began := time.Now()
+	defer func() { found.Seconds = time.Since(began).Seconds() }()
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	result := make(chan api.Finding, 1)
 	go func() { result <- c.do(bounded, f) }()
-	var found api.Finding
 	select {
 	case found = <-result:
-	case <-bounded.Done():
-		select {
-		case found = <-result:
-		case <-time.After(abandonTimeout):
-			found = failed(api.Errorf(api.ExitUnexpected, "the check did not end within %v", checkTimeout).
-				WithHint("kubevpn doctor -v 6"), "what it checks is unknown")
-		}
+	case <-ctx.Done():
+	case <-time.After(checkTimeout + abandonTimeout):
+		return failed(api.Errorf(api.ExitUnexpected, "the check did not end within %v", checkTimeout).
+			WithHint("kubevpn doctor -v 6"), "what it checks is unknown")
 	}
 	if ctx.Err() != nil {
 		return skipped("interrupted")

@@ -17,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/netfilter"
+	"kubevpn/pkg/host/sandbox"
 )
 
 const (
@@ -32,11 +33,8 @@ const (
 )
 
 func release() string {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return ""
-	}
-	return unix.ByteSliceToString(name.Release[:])
+	text, _ := os.ReadFile("/proc/sys/kernel/osrelease") // without it, any release will do
+	return strings.TrimSpace(string(text))
 }
 
 func kernel(_ context.Context, f *facts) api.Finding { return kernelOf(release(), f.Machine) }
@@ -92,20 +90,11 @@ func deviceIn(root fs.FS, release string, container bool) api.Finding {
 		return none("/%s is not a TUN device: something else is in its place", tunPath)
 	}
 	misc, _ := fs.ReadFile(root, "proc/misc")
-	for line := range strings.Lines(string(misc)) {
-		if fields := strings.Fields(line); len(fields) == 2 && fields[1] == "tun" {
-			return ok("/%s, and the kernel has its driver", tunPath)
-		}
-	}
-	if has, known := hasModule(root, release, "tun"); known && !has {
+	built := strings.Contains(string(misc), " tun\n") // as modules.builtin may not say
+	if has, known := hasModule(root, release, "tun"); known && !has && !built {
 		return none("/%s has no driver: Linux %s has no module tun", tunPath, release)
 	}
-	return ok("/%s; the kernel loads its driver when it is needed", tunPath)
-}
-
-func deviceExists() bool {
-	_, err := os.Stat("/" + tunPath)
-	return err == nil
+	return ok("/%s; the kernel has its driver or loads it", tunPath)
 }
 
 // hasModule reports whether the kernel has a module, loaded or not. known is false if the machine does not tell.
@@ -130,7 +119,7 @@ func lacksNFTables() (err error, known bool) {
 	if !atLeast(release(), ownerMajor, ownerMinor) {
 		return fmt.Errorf("a table with an owner needs Linux %d.%d", ownerMajor, ownerMinor), true
 	}
-	if admin, err := hasNetAdmin(); admin && err == nil {
+	if sandbox.HasCapability(unix.CAP_NET_ADMIN) {
 		return netfilter.Available(), true
 	}
 	has, known := hasModule(os.DirFS("/"), release(), "nf_tables")
@@ -153,23 +142,9 @@ func nftables(context.Context, *facts) api.Finding {
 	return ok("the kernel has nf_tables")
 }
 
-// hasNetAdmin reports whether this process may configure networks.
-func hasNetAdmin() (bool, error) {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return false, err
-	}
-	return data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0, nil
-}
-
 // rootCapability checks whether root may configure networks, which a container can forbid.
 func rootCapability() api.Finding {
-	admin, err := hasNetAdmin()
-	if err != nil {
-		return skipped("cannot read the capabilities of this process: %v", err)
-	}
-	if !admin {
+	if !sandbox.HasCapability(unix.CAP_NET_ADMIN) {
 		return failed(api.Errorf(api.ExitNetwork, "this is root without the capability NET_ADMIN").
 			WithHint("docker run --cap-add NET_ADMIN --device /dev/net/tun ...\n"+withoutDevice),
 			"`kubevpn connect` cannot create its device")

@@ -37,5 +37,3 @@ func ports(context.Context, *facts) api.Finding {
 }
 
 func lacksNFTables() (err error, known bool) { return nil, false }
-
-func deviceExists() bool { return false }

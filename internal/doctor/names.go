@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
@@ -132,17 +133,14 @@ func unanswered(ctx context.Context, server netip.AddrPort) (why string) {
 	m := new(dns.Msg)
 	m.SetQuestion(".", dns.TypeNS)
 	c := dns.Client{Timeout: queryTimeout}
+	var errno syscall.Errno
 	for range queryTries {
 		_, _, err := c.ExchangeContext(ctx, m, server.String())
-		switch {
-		case err == nil:
+		if err == nil {
 			return ""
-		case strings.Contains(err.Error(), "refused"):
-			why = "connection refused"
-		case strings.Contains(err.Error(), "unreachable"):
-			why = "unreachable"
-		default:
-			why = "no answer"
+		}
+		if why = "no answer"; errors.As(err, &errno) {
+			why = errno.Error() // "connection refused"
 		}
 	}
 	return why

@@ -14,16 +14,6 @@ type Tunnel struct {
 
 // Everything reports whether the tunnel takes all traffic of IPv4 or IPv6: by a default route, or by its two halves.
 func (t Tunnel) Everything() bool {
-	for _, all := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0),
-		netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
-		upper := netip.MustParsePrefix("128.0.0.0/1")
-		if all.Addr().Is6() {
-			upper = netip.MustParsePrefix("8000::/1")
-		}
-		lower := netip.PrefixFrom(all.Addr(), 1)
-		if slices.Contains(t.Routes, all) || slices.Contains(t.Routes, lower) && slices.Contains(t.Routes, upper) {
-			return true
-		}
-	}
-	return false
+	has := func(prefix string) bool { return slices.Contains(t.Routes, netip.MustParsePrefix(prefix)) }
+	return has("0.0.0.0/0") || has("::/0") || has("0.0.0.0/1") && has("128.0.0.0/1") || has("::/1") && has("8000::/1")
 }

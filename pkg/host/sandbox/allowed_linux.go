@@ -15,7 +15,7 @@ import (
 // Allowed returns an error if a setting of this machine forbids sandboxes, or sandboxes with their own network. It
 // cannot detect every restriction. [New] calls it.
 func Allowed(network bool) error {
-	if err := namespacesAllowed(os.DirFS("/"), hasCapability(unix.CAP_SYS_ADMIN)); err != nil {
+	if err := namespacesAllowed(os.DirFS("/"), HasCapability(unix.CAP_SYS_ADMIN)); err != nil {
 		return err
 	}
 	if !network {
@@ -88,8 +88,8 @@ func explain(err error) error {
 	return fmt.Errorf("creating namespaces: %w", err)
 }
 
-// hasCapability reports whether the calling thread has a capability in its user namespace.
-func hasCapability(capability uint) bool {
+// HasCapability reports whether the calling thread has a capability in its user namespace.
+func HasCapability(capability uint) bool {
 	data, err := capabilities()
 	return err == nil && data[capability/32].Effective&(1<<(capability%32)) != 0
 }

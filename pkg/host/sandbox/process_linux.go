@@ -150,7 +150,7 @@ func (s *Sandbox) command() (*exec.Cmd, error) {
 			std.set(std.from)
 		}
 	}
-	all := hasCapability(unix.CAP_SETUID) && hasCapability(unix.CAP_SETGID)
+	all := HasCapability(unix.CAP_SETUID) && HasCapability(unix.CAP_SETGID)
 	users, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
 		return nil, err
