@@ -53,13 +53,7 @@ func newRequests(a *app) *cobra.Command {
 			"kubevpn requests deployment/web -o json | "+
 				"jq -r '.exchange | select(.response.status >= 500) | .request.path'",
 		),
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				return nil
-			}
-			return api.Errorf(api.ExitUsage, "`kubevpn requests` requires the name of one workload").
-				WithHint("`kubevpn status` lists the intercepts")
-		},
+		Args: oneArg("requires the name of one workload", "`kubevpn status` lists the intercepts"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.req.Workload = args[0]
 			return o.run(cmd.Context())

@@ -234,6 +234,16 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// oneArg returns the check of a command that requires one argument.
+func oneArg(what, hint string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return api.Errorf(api.ExitUsage, "`%s` %s", cmd.CommandPath(), what).WithHint("%s", hint)
+		}
+		return nil
+	}
+}
+
 // complete registers the values of a flag for shell completion.
 func complete(cmd *cobra.Command, flag string, values ...string) {
 	completeWith(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))

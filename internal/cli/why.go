@@ -54,13 +54,7 @@ func newWhy(a *app) *cobra.Command {
 			"Send it from a pod of another workload", "kubevpn why http://web.default/ --from deployment/other -n shop",
 			"Print the cause for a script", "kubevpn why http://web.default -o jsonpath='{.error.message}'",
 		),
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn why` takes one URL").
-					WithHint("for example `kubevpn why http://web.default/`")
-			}
-			return nil
-		},
+		Args: oneArg("takes one URL", "for example `kubevpn why http://web.default/`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := o.request(args[0])
 			if err != nil {
@@ -153,11 +147,7 @@ func (o *whyOptions) run(ctx context.Context, req trip.Request) error {
 
 // connection adds what the daemon knows of the connection to the cluster, and of its intercepts.
 func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *why.Config) error {
-	client, err := o.app.client()
-	if err != nil {
-		return err
-	}
-	status, err := client.status(ctx)
+	status, err := o.app.status(ctx)
 	if err != nil && !errors.Is(err, errNoDaemon) {
 		return err
 	}
@@ -167,15 +157,16 @@ func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *wh
 			WithHint("`kubevpn connect` connects it")
 	}
 	cfg.Connection = status.Connections[n]
-	id := cfg.Connection.ID
-	if !slices.ContainsFunc(status.Intercepts, func(i api.Intercept) bool { return i.Connection == id }) {
+	ours := func(i api.Intercept) bool { return i.Connection == cfg.Connection.ID }
+	if !slices.ContainsFunc(status.Intercepts, ours) {
 		return nil
 	}
+	client, err := o.app.client()
 	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
 		traces, err := client.trace(ctx, cfg.Request.Trace)
 		return traces.Intercepts, err
 	}
-	return nil
+	return err
 }
 
 // source lets a pod of --from send the request. It asks the user before it adds a container.
@@ -243,11 +234,11 @@ func printExplanation(w io.Writer, e api.Explanation) error {
 	t := newTable(w, false)
 	t.row([]string{"HOP", "VERDICT", "TIME", "SEEN"}, nil)
 	for _, h := range e.Hops {
-		took := "-"
+		seconds := "-"
 		if h.Seconds > 0 {
-			took = (time.Duration(h.Seconds*1e6) * time.Microsecond).Round(100 * time.Microsecond).String()
+			seconds = took(h.Seconds)
 		}
-		t.row([]string{h.Name, string(h.Verdict), took, dash(h.Seen)}, nil)
+		t.row([]string{h.Name, string(h.Verdict), seconds, dash(h.Seen)}, nil)
 		for _, note := range h.Notes {
 			t.row([]string{"", "", "", "  " + note}, nil)
 		}

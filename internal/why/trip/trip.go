@@ -275,33 +275,25 @@ func stepOf(err error, began time.Time) Step {
 		s.Done = true
 		return s
 	}
-	s.Error = plain(err)
+	s.Failure, s.Error = Broken, err.Error()
 	var dns *net.DNSError
 	var network net.Error
-	switch {
-	case errors.As(err, &dns) && dns.IsNotFound:
-		s.Failure = NotFound
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
-		s.Failure, s.Error = TimedOut, "no answer"
-	case errors.Is(err, syscall.ECONNREFUSED):
-		s.Failure = Refused
-	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EACCES):
-		s.Failure = Unreachable
-	default:
-		s.Failure = Broken
-	}
-	return s
-}
-
-// plain returns the last part of a network error.
-func plain(err error) string {
-	var dns *net.DNSError
 	var errno syscall.Errno
 	switch {
-	case errors.As(err, &dns):
-		return dns.Err
+	case errors.As(err, &dns) && dns.IsNotFound:
+		s.Failure, s.Error = NotFound, dns.Err
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
+		s.Failure, s.Error = TimedOut, "no answer"
 	case errors.As(err, &errno):
-		return errno.Error()
+		s.Error = errno.Error()
+		switch errno {
+		case syscall.ECONNREFUSED:
+			s.Failure = Refused
+		case syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EACCES:
+			s.Failure = Unreachable
+		}
+	case dns != nil:
+		s.Error = dns.Err
 	}
-	return err.Error()
+	return s
 }
