@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -112,20 +111,14 @@ func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportP
 			status.Connections[n].SOCKS = nil
 		}
 	}
-	var c *cluster.Cluster
-	var checked atomic.Pointer[cluster.Cluster] // a check that hangs may still set it
+	c, prepared, err := o.kube.load(o.app)
 	parts := report.Collect(ctx,
 		func(ctx context.Context) []report.Part { return o.local(ctx, status, statusErr) },
-		func(ctx context.Context) []report.Part { return o.findings(ctx, &checked) },
+		func(ctx context.Context) []report.Part { return []report.Part{o.findings(ctx, c, prepared, err)} },
 		report.Machine,
-		func(ctx context.Context) (parts []report.Part) {
-			c, parts = o.cluster(ctx, status)
-			return parts
-		})
-	for _, c := range []*cluster.Cluster{c, checked.Load()} {
-		if c != nil {
-			secrets.Add(c.Secrets()...) // a credential plugin has run meanwhile
-		}
+		func(ctx context.Context) []report.Part { return o.cluster(ctx, c, prepared, err, status) })
+	if c != nil {
+		secrets.Add(c.Secrets()...) // a credential plugin has run meanwhile
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -152,39 +145,33 @@ func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr 
 	return append(parts, report.File("daemon.log", "the end of the daemon's log", paths.LogFile()))
 }
 
-// findings returns what `kubevpn doctor` finds. It asks nothing on the terminal. checked is set to the cluster that it
-// used, because of its secrets.
-func (o *reportOptions) findings(ctx context.Context, checked *atomic.Pointer[cluster.Cluster]) []report.Part {
+// findings returns what `kubevpn doctor` finds. It asks nothing on the terminal.
+func (o *reportOptions) findings(ctx context.Context, c *cluster.Cluster, prepared cluster.Prepared,
+	failed error) report.Part {
 	p := report.Part{Name: "doctor.txt", About: "what `kubevpn doctor` finds"}
 	cfg, err := (&doctorOptions{app: o.app, kube: o.kube, settings: o.settings}).config()
 	if err != nil {
 		p.Err = err
-		return []report.Part{p}
+		return p
 	}
 	var text strings.Builder
 	printer := doctorPrinter{w: &text}
 	cfg.Terminal, cfg.Found = cluster.Terminal{}, printer.finding
-	cfg.Load = func(prepared cluster.Prepared) (*cluster.Cluster, error) {
-		c, err := o.app.loadCluster(prepared)
-		checked.Store(c)
-		return c, err
-	}
+	cfg.Prepare = func() (cluster.Prepared, error) { return prepared, failed }
+	cfg.Load = func(cluster.Prepared) (*cluster.Cluster, error) { return c, nil }
 	printer.end(doctor.Run(ctx, cfg))
 	p.Text = text.String()
-	return []report.Part{p}
+	return p
 }
 
 // cluster returns the parts about the cluster. It asks nothing on the terminal.
-func (o *reportOptions) cluster(ctx context.Context, status api.Status) (*cluster.Cluster, []report.Part) {
-	failed := func(err error) []report.Part {
-		return []report.Part{{Name: "cluster.txt", About: "the cluster, the traffic manager and the agents", Err: err}}
+func (o *reportOptions) cluster(ctx context.Context, c *cluster.Cluster, prepared cluster.Prepared, err error,
+	status api.Status) []report.Part {
+	if err == nil {
+		_, err = c.OpenJump(ctx, cluster.Terminal{})
 	}
-	c, prepared, err := o.kube.load(o.app)
 	if err != nil {
-		return nil, failed(err)
-	}
-	if _, err := c.OpenJump(ctx, cluster.Terminal{}); err != nil {
-		return c, failed(err)
+		return []report.Part{{Name: "cluster.txt", About: "the cluster, the traffic manager and the agents", Err: err}}
 	}
 	cfg, _ := o.settings.load(o.app) // settings.json has the error
 	from := report.Cluster{Cluster: c, Timeout: o.timeout, ManagerNamespace: cfg.ManagerNamespace,
@@ -192,5 +179,5 @@ func (o *reportOptions) cluster(ctx context.Context, status api.Status) (*cluste
 	for _, i := range status.Intercepts {
 		from.Intercepted = append(from.Intercepted, i.Namespace)
 	}
-	return c, from.Collect(ctx)
+	return from.Collect(ctx)
 }

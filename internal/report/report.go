@@ -10,11 +10,11 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/redact"
@@ -45,19 +45,12 @@ func Collect(ctx context.Context, sources ...Source) []Part {
 	ctx, cancel := context.WithTimeoutCause(ctx, sourceTimeout, fmt.Errorf("no answer within %v", sourceTimeout))
 	defer cancel()
 	found := make([][]Part, len(sources))
-	var g errgroup.Group
+	var all sync.WaitGroup
 	for n, source := range sources {
-		g.Go(func() error {
-			found[n] = source(ctx)
-			return nil // a part has its error
-		})
+		all.Go(func() { found[n] = source(ctx) })
 	}
-	_ = g.Wait()
-	var parts []Part
-	for _, f := range found {
-		parts = append(parts, f...)
-	}
-	return parts
+	all.Wait()
+	return slices.Concat(found...)
 }
 
 // Write writes the archive: the parts without the secrets that r finds, and an index. It returns the list of the parts.
