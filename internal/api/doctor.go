@@ -1,5 +1,7 @@
 package api
 
+import "slices"
+
 // FindingState is the result of one check of `kubevpn doctor`.
 type FindingState string
 
@@ -40,20 +42,9 @@ type Diagnosis struct {
 
 // Failed returns the first check that failed, or nil.
 func (d *Diagnosis) Failed() *Finding {
-	for i := range d.Findings {
-		if d.Findings[i].State == FindingFailed {
-			return &d.Findings[i]
-		}
+	n := slices.IndexFunc(d.Findings, func(f Finding) bool { return f.State == FindingFailed })
+	if n < 0 {
+		return nil
 	}
-	return nil
-}
-
-// Count returns the number of checks with the state.
-func (d *Diagnosis) Count(state FindingState) (n int) {
-	for _, f := range d.Findings {
-		if f.State == state {
-			n++
-		}
-	}
-	return n
+	return &d.Findings[n]
 }

@@ -1,12 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -57,7 +57,7 @@ func (o *doctorOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := doctorPrinter{w: o.app.out}
+	p := newDoctorPrinter(o.app.out)
 	if o.output.forPeople() {
 		cfg.Found = p.finding
 	}
@@ -117,31 +117,30 @@ func findingNames(d api.Diagnosis) (names []string) {
 type doctorPrinter struct {
 	w       io.Writer
 	section string
+	states  map[api.FindingState]int // how many findings have it
+}
+
+func newDoctorPrinter(w io.Writer) *doctorPrinter {
+	return &doctorPrinter{w: w, states: map[api.FindingState]int{}}
 }
 
 func (p *doctorPrinter) finding(f api.Finding) {
-	if f.Section != p.section {
+	if p.states[f.State]++; f.Section != p.section {
 		if p.section != "" {
 			fmt.Fprintln(p.w)
 		}
 		p.section = f.Section
 		fmt.Fprintln(p.w, f.Section)
 	}
-	text := f.Seen
-	if f.Cause != "" {
-		text = f.Cause
-	}
-	fmt.Fprintf(p.w, "  %-7s  %-13s  %s\n", f.State, f.Name, text)
+	fmt.Fprintf(p.w, "  %-7s  %-13s  %s\n", f.State, f.Name, cmp.Or(f.Cause, f.Seen))
 	if f.Effect != "" {
 		fmt.Fprintf(p.w, "           effect:  %s\n", f.Effect)
 	}
-	for i, line := range strings.Split(strings.TrimSpace(f.Fix), "\n") {
-		label := "fix:"
-		if i > 0 {
-			label = ""
-		}
+	label := "fix:"
+	for line := range strings.Lines(f.Fix) {
 		if line = strings.TrimSpace(line); line != "" {
 			fmt.Fprintf(p.w, "           %-7s  %s\n", label, line)
+			label = ""
 		}
 	}
 }
@@ -150,19 +149,19 @@ func (p *doctorPrinter) finding(f api.Finding) {
 func (p *doctorPrinter) end(d api.Diagnosis) {
 	if len(d.Rights) > 0 {
 		fmt.Fprintln(p.w, "\nYour rights")
-		t := tabwriter.NewWriter(p.w, 0, 0, 2, ' ', 0)
+		t := newTable(p.w, false)
 		for _, r := range d.Rights {
-			may, missing := "yes", ""
-			if !r.Allowed {
-				may, missing = "no", "\tyou may not "+r.Missing[0]
+			switch n := len(r.Missing); {
+			case r.Allowed:
+				t.row([]string{"  yes", r.Gives}, nil)
+			case n > 1:
+				t.row([]string{"  no", r.Gives, fmt.Sprintf("you may not %s, and %d more", r.Missing[0], n-1)}, nil)
+			default:
+				t.row([]string{"  no", r.Gives, "you may not " + r.Missing[0]}, nil)
 			}
-			if left := len(r.Missing) - 1; left > 0 {
-				missing += fmt.Sprintf(", and %d more", left)
-			}
-			fmt.Fprintf(t, "  %s\t%s%s\n", may, r.Gives, missing)
 		}
-		t.Flush()
+		_ = t.flush()
 	}
-	fmt.Fprintf(p.w, "\n%d failed, %d warnings, %d ok, %d skipped\n", d.Count(api.FindingFailed),
-		d.Count(api.FindingWarning), d.Count(api.FindingOK), d.Count(api.FindingSkipped))
+	fmt.Fprintf(p.w, "\n%d failed, %d warnings, %d ok, %d skipped\n", p.states[api.FindingFailed],
+		p.states[api.FindingWarning], p.states[api.FindingOK], p.states[api.FindingSkipped])
 }

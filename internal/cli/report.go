@@ -155,7 +155,7 @@ func (o *reportOptions) findings(ctx context.Context, c *cluster.Cluster, prepar
 		return p
 	}
 	var text strings.Builder
-	printer := doctorPrinter{w: &text}
+	printer := newDoctorPrinter(&text)
 	cfg.Terminal, cfg.Found = cluster.Terminal{}, printer.finding
 	cfg.Prepare = func() (cluster.Prepared, error) { return prepared, failed }
 	cfg.Load = func(cluster.Prepared) (*cluster.Cluster, error) { return c, nil }

@@ -40,12 +40,12 @@ func address(ctx context.Context, f *facts) api.Finding {
 
 // unanswering adds the path to the error.
 func unanswering(e *api.Error, p cluster.Path) *api.Error {
-	if p.Proxy != "" {
-		e = api.Errorf(e.Code, "the proxy %s before the API server: %w", p.Proxy, e).
-			WithHint("curl -v %s   # the proxy must answer; see HTTPS_PROXY, NO_PROXY and the kubeconfig's proxy-url",
-				api.ShellQuote(p.Proxy))
+	if p.Proxy == "" {
+		return e
 	}
-	return e
+	return api.Errorf(e.Code, "the proxy %s before the API server: %w", p.Proxy, e).
+		WithHint("curl -v %s   # the proxy must answer; see HTTPS_PROXY, NO_PROXY and the kubeconfig's proxy-url",
+			api.ShellQuote(p.Proxy))
 }
 
 func describePath(p cluster.Path, remote net.Addr) string {
@@ -54,12 +54,10 @@ func describePath(p cluster.Path, remote net.Addr) string {
 		return "by the SSH jump host " + p.Jump
 	case p.Proxy != "":
 		return "by the proxy " + p.Proxy
+	case remote != nil && remote.String() != p.Address:
+		return fmt.Sprintf("directly to %s (%v)", p.Address, remote)
 	}
-	text := "directly to " + p.Address
-	if remote != nil && remote.String() != p.Address {
-		text += " (" + remote.String() + ")"
-	}
-	return text
+	return "directly to " + p.Address
 }
 
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }

@@ -17,6 +17,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/connection"
 	"kubevpn/internal/install"
+	"kubevpn/internal/version"
 	"kubevpn/pkg/host/osdns"
 	"kubevpn/pkg/host/route"
 )
@@ -310,14 +311,20 @@ func TestManagerOf(t *testing.T) {
 	}
 }
 
-func TestVersionOf(t *testing.T) {
-	finding{fine, 0, "1.2.0, as this program", ""}.check(t, versionOf("1.2.0", "1.2.0"))
-	finding{warns, 0, "the traffic manager is kubevpn 1.1.0, and this is 1.2.0", "--upgrade"}.check(t, versionOf("1.1.0", "1.2.0"))
+func TestManagerVersion(t *testing.T) {
+	own := version.String()
+	finding{fine, 0, own + ", as this program", ""}.check(t, managerVersion(t.Context(), &facts{managerVersion: own}))
+	finding{warns, 0, "the traffic manager is kubevpn 0.0.1, and this is " + own, "--upgrade"}.check(t, managerVersion(t.Context(), &facts{managerVersion: "0.0.1"}))
 }
 
-func TestMissingOf(t *testing.T) {
-	finding{fine, 0, "it may read Services", ""}.check(t, missingOf(nil, "kubevpn"))
-	finding{warns, 0, "may not list nodes, list services", "kubevpn install --manager-namespace team"}.check(t, missingOf([]string{"list nodes", "list services"}, "team"))
+func TestManagerRights(t *testing.T) {
+	f := &facts{
+		status:  func() (*api.Status, error) { return nil, nil },
+		manager: func() (install.Inspection, error) { return install.Inspection{Namespace: "team"}, nil },
+	}
+	finding{fine, 0, "it may read Services", ""}.check(t, managerRights(t.Context(), f))
+	f.missing = []string{"list nodes", "list services"}
+	finding{warns, 0, "may not list nodes, list services", "kubevpn install --manager-namespace team"}.check(t, managerRights(t.Context(), f))
 }
 
 func TestAdmissionOf(t *testing.T) {

@@ -110,10 +110,7 @@ func (f *facts) connected() *api.Connection {
 
 // managerVersion compares the version of the traffic manager with that of this program.
 func managerVersion(_ context.Context, f *facts) api.Finding {
-	return versionOf(f.managerVersion, version.String())
-}
-
-func versionOf(manager, own string) api.Finding {
+	manager, own := f.managerVersion, version.String()
 	if manager == own {
 		return ok("%s, as this program", own)
 	}
@@ -124,23 +121,16 @@ func versionOf(manager, own string) api.Finding {
 
 // managerRights checks whether the traffic manager has its rights.
 func managerRights(_ context.Context, f *facts) api.Finding {
-	if f.connected() != nil {
+	switch m, _ := f.manager(); { // session has used it
+	case f.connected() != nil:
 		return skipped("the warnings of the connection name what the manager may not do: `kubevpn status`")
-	}
-	m, err := f.manager()
-	if err != nil {
-		return skipped("%v", err)
-	}
-	return missingOf(f.missing, m.Namespace)
-}
-
-func missingOf(missing []string, namespace string) api.Finding {
-	if len(missing) == 0 {
+	case len(f.missing) == 0:
 		return ok("it may read Services, endpoints, nodes and networks")
+	default:
+		return warning("the traffic manager may not "+strings.Join(f.missing, ", "),
+			"ClusterIPs, short names or networks of the cluster are incomplete",
+			"ask a cluster admin to run\nkubevpn install --manager-namespace "+api.ShellQuote(m.Namespace))
 	}
-	return warning("the traffic manager may not "+strings.Join(missing, ", "),
-		"ClusterIPs, short names or networks of the cluster are incomplete",
-		"ask a cluster admin to run\nkubevpn install --manager-namespace "+api.ShellQuote(namespace))
 }
 
 // podSecurity says what the manager's namespace admits. Only the system netstack needs more than "restricted".
