@@ -142,12 +142,11 @@ func (j *judge) add(name string, seconds float64, f finding) {
 		}
 	}
 	h := api.Hop{Name: name, Verdict: f.verdict, Seen: bounded(f.seen), Seconds: seconds}
-	for _, note := range f.notes {
-		if len(h.Notes) == maxNotes {
-			h.Notes = append(h.Notes, fmt.Sprintf("and %d more", len(f.notes)-maxNotes))
-			break
-		}
+	for _, note := range f.notes[:min(len(f.notes), maxNotes)] {
 		h.Notes = append(h.Notes, bounded(note))
+	}
+	if left := len(f.notes) - maxNotes; left > 0 {
+		h.Notes = append(h.Notes, fmt.Sprintf("and %d more", left))
 	}
 	j.hops = append(j.hops, h)
 }
@@ -188,27 +187,6 @@ func bounded(s string) string {
 // answered reports whether the request was answered, so that nothing on its way blocks it.
 func (j *judge) answered() bool { return j.Trip.Answer.Done }
 
-// expected returns the addresses that the name should have, or nil.
-func (j *judge) expected() (addresses []netip.Addr) {
-	switch {
-	case j.Service == nil:
-	case isHeadless(j.Service):
-		for _, e := range j.all {
-			addresses = append(addresses, e.to.Addr())
-		}
-	default:
-		for _, text := range j.Service.Spec.ClusterIPs {
-			if ip, err := netip.ParseAddr(text); err == nil {
-				addresses = append(addresses, ip)
-			}
-		}
-	}
-	if len(addresses) == 0 {
-		return j.ClusterDNS.Addresses
-	}
-	return addresses
-}
-
 func (j *judge) name() finding {
 	host, t := j.Request.URL.Hostname(), j.Trip
 	if !t.Lookup.Tried() {
@@ -218,7 +196,7 @@ func (j *judge) name() finding {
 	if len(t.Nameservers) > 0 {
 		who = "the nameserver " + t.Nameservers[len(t.Nameservers)-1]
 	}
-	want := j.expected()
+	want := j.ClusterDNS.Addresses
 	switch {
 	case t.Lookup.Done && len(t.Nameservers) == 0 && j.Pod != nil:
 		who = "/etc/hosts of the pod"
@@ -229,7 +207,7 @@ func (j *judge) name() finding {
 		return failed(api.ExitNetworkPolicy, "%s does not answer pod %s, and NetworkPolicy %s does not allow the pod "+
 			"to reach cluster DNS", who, j.Source.Name, strings.Join(j.blockingDNS(), ", ")).
 			hint("Allow its egress to UDP and TCP port 53 of cluster DNS.")
-	case len(want) > 0 && j.ClusterDNS.Step.Failure == trip.TimedOut:
+	case j.ClusterDNS.Step.Failure == trip.TimedOut:
 		return failed(api.ExitNameMissing, "cluster DNS does not answer for %s", host).
 			hint("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` " +
 				"shows\nthe checks of the connection.")
@@ -284,7 +262,7 @@ func (j *judge) route() finding {
 		return failed(api.ExitRouteTaken, "%v goes to %s, not to %s: another VPN or route has taken it", to, device,
 			c.Device).
 			hint("`ip route get %v` shows the route. Stop the other VPN, or keep the network out of it.", to)
-	case slices.Contains(j.expected(), to) || len(j.all) > 0:
+	case slices.Contains(j.ClusterDNS.Addresses, to), j.Service != nil, len(j.all) > 0:
 		return failed(api.ExitRouteTaken, "%v goes to %s: none of the networks of the tunnel contains it", to,
 			device).
 			hint("`kubevpn status -o wide` lists the networks and why one is missing; `kubevpn connect --extra-cidr` " +
@@ -553,12 +531,9 @@ func (j *judge) dial() finding {
 		f = failed(api.ExitNoAnswer, "%v does not answer: no connection within %.0f s", t.To, t.Dial.Seconds).
 			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a " +
 				"pod that\nhangs. `kubevpn status -o wide` shows whether other pods answer.")
-	case j.Pod != nil:
-		f = failed(api.ExitNoAnswer, "cannot connect to %v: %s", t.To, t.Dial.Error).
-			hint("Without --from, `kubevpn why` sends it from this machine: compare.")
 	default:
 		f = failed(api.ExitNoAnswer, "cannot connect to %v: %s", t.To, t.Dial.Error).
-			hint("`kubevpn logs` has the details.")
+			hint("`kubevpn logs` has the details. Compare with a request from elsewhere, with or without --from.")
 	}
 	for _, e := range j.all {
 		if s := j.Dials[e.to]; s.Failure != "" {

@@ -379,12 +379,14 @@ func TestHealthyRequestsHaveNoCause(t *testing.T) {
 			i.Workload, i.Pods[0].Pod = "deployment/behind", "behind-1"
 			i.Pods[0].Trace = &api.AgentTrace{Older: []netip.AddrPort{netip.MustParseAddrPort("10.244.9.9:40000")}}
 		},
-		"an answer that took seconds":            func(_ *testing.T, f *facts) { f.Trip.Answer.Seconds = 4 },
-		"an error of the program":                func(_ *testing.T, f *facts) { f.Trip.Status = 503 },
-		"an endpoint that ends":                  func(_ *testing.T, f *facts) { *f.Slices[0].Endpoints[0].Conditions.Ready = false },
-		"a host outside of the cluster":          func(_ *testing.T, f *facts) { outside(f) },
-		"rights that are missing, and no guess":  func(_ *testing.T, f *facts) { f.forbid() },
-		"the second of the addresses of Service": func(_ *testing.T, f *facts) { f.Service.Spec.ClusterIPs = []string{"fd00::80", "10.96.0.80"} },
+		"an answer that took seconds":           func(_ *testing.T, f *facts) { f.Trip.Answer.Seconds = 4 },
+		"an error of the program":               func(_ *testing.T, f *facts) { f.Trip.Status = 503 },
+		"an endpoint that ends":                 func(_ *testing.T, f *facts) { *f.Slices[0].Endpoints[0].Conditions.Ready = false },
+		"a host outside of the cluster":         func(_ *testing.T, f *facts) { outside(f) },
+		"rights that are missing, and no guess": func(_ *testing.T, f *facts) { f.forbid() },
+		"the second of the addresses of Service": func(_ *testing.T, f *facts) {
+			f.ClusterDNS.Addresses = []netip.Addr{netip.MustParseAddr("fd00::80"), vip.Addr()}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := healthy(t)
