@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -84,36 +83,38 @@ func newWhy(a *app) *cobra.Command {
 }
 
 // request builds the request from the URL and the flags.
-func (o *whyOptions) request(text string) (trip.Request, error) {
+func (o *whyOptions) request(text string) (*http.Request, error) {
 	if !strings.Contains(text, "://") {
 		text = "http://" + text
 	}
-	r := trip.Request{Method: strings.ToUpper(o.method), Header: http.Header{}, Trace: trip.NewTrace()}
-	var err error
-	if r.URL, err = url.Parse(text); err != nil || r.URL.Hostname() == "" ||
-		r.URL.Scheme != "http" && r.URL.Scheme != "https" {
-		return r, api.Errorf(api.ExitUsage, "%q is not a URL that begins with http:// or https://", text).
+	if !httpguts.ValidHeaderFieldName(o.method) { // both are tokens: RFC 9110
+		return nil, api.Errorf(api.ExitUsage, "--method: %q is not a method", o.method)
+	}
+	r, err := http.NewRequest(strings.ToUpper(o.method), text, http.NoBody)
+	if err != nil || r.URL.Hostname() == "" || r.URL.Scheme != "http" && r.URL.Scheme != "https" {
+		return nil, api.Errorf(api.ExitUsage, "%q is not a URL that begins with http:// or https://", text).
 			WithHint("for example `kubevpn why http://web.default/`")
 	}
 	if o.timeout < time.Second {
-		return r, api.Errorf(api.ExitUsage, "--timeout must be at least 1s")
+		return nil, api.Errorf(api.ExitUsage, "--timeout must be at least 1s")
 	}
 	for _, text := range o.headers {
 		name, value, found := strings.Cut(text, ":")
 		value = strings.TrimSpace(value)
 		if !found || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-			return r, api.Errorf(api.ExitUsage, "--header: %q is not a header", text).
+			return nil, api.Errorf(api.ExitUsage, "--header: %q is not a header", text).
 				WithHint("write it like -H 'x-user: me'")
 		}
 		r.Header.Add(name, value)
 	}
-	if !httpguts.ValidHeaderFieldName(r.Method) { // both are tokens: RFC 9110
-		return r, api.Errorf(api.ExitUsage, "--method: %q is not a method", o.method)
+	if host := r.Header.Get("Host"); host != "" {
+		r.Host = host
 	}
+	trip.Mark(r)
 	return r, nil
 }
 
-func (o *whyOptions) run(ctx context.Context, req trip.Request) error {
+func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 	p := o.app.newProgress()
 	defer p.stop()
 	c, prepared, err := o.kube.login(ctx, o.app, func(api.Event) {}, "") // it shows no steps
@@ -163,7 +164,7 @@ func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *wh
 	}
 	client, err := o.app.client()
 	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
-		traces, err := client.trace(ctx, cfg.Request.Trace)
+		traces, err := client.trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
 		return traces.Intercepts, err
 	}
 	return err

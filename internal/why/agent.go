@@ -3,7 +3,6 @@ package why
 import (
 	"cmp"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -47,8 +46,7 @@ func (j *judge) land() (best *landing) {
 // wanted reports whether the request, as it was sent, matches an intercept.
 func (j *judge) wanted(i *api.InterceptTrace) bool {
 	m, err := httpmatch.New(i.Match)
-	r := &http.Request{Method: j.Request.Method, URL: j.Request.URL, Header: j.Request.Header, Host: j.Request.URL.Host}
-	return err == nil && !i.Mirror && len(m.Differences(r)) == 0
+	return err == nil && !i.Mirror && len(m.Differences(j.Request)) == 0
 }
 
 func (j *judge) agent() finding {

@@ -38,12 +38,12 @@ func decode[T any](t *testing.T, text string) (v T) {
 // healthy returns the facts of a request to http://web.shop/ that a pod answers.
 func healthy(t *testing.T) *facts {
 	t.Helper()
-	target, err := url.Parse("http://web.shop/")
+	request, err := http.NewRequest(http.MethodGet, "http://web.shop/", http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := &facts{
-		Config: Config{Request: trip.Request{Method: "GET", URL: target, Trace: trip.NewTrace()},
+		Config: Config{Request: request,
 			Connection: api.Connection{Device: "kubevpn0", Netstack: api.NetstackGVisor, ManagerNamespace: "kubevpn",
 				CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")}}},
 		Port: 80,

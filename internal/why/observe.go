@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -43,8 +44,8 @@ const (
 type Config struct {
 	Kube       kubernetes.Interface
 	Connection api.Connection // that the request should take
-	Request    trip.Request
-	Timeout    time.Duration // of all together
+	Request    *http.Request  // marked by trip.Mark
+	Timeout    time.Duration  // of all together
 	// Pod is the pod that sends the request, and Run runs errands there. Nil: this machine sends it.
 	Pod *corev1.Pod
 	Run trip.Runner
@@ -136,7 +137,7 @@ func (o *observer) observe(ctx context.Context) {
 	host := o.Request.URL.Hostname()
 	var all sync.WaitGroup
 	all.Go(func() {
-		if o.Trip = o.send(ctx, o.Request.Errand()).Result; o.Pod == nil {
+		if o.Trip = o.send(ctx, trip.NewErrand(o.Request)).Result; o.Pod == nil {
 			o.Trip.Resolver = nil // the connection's resolver completes names
 		}
 	})

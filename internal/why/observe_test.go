@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -154,12 +153,12 @@ func hanging(t *testing.T, answers silentAPI) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	target, err := url.Parse("http://web.shop/")
+	request, err := http.NewRequest(http.MethodGet, "http://web.shop/", http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return Config{
-		Kube: kube, Timeout: Timeout, Request: trip.Request{Method: "GET", URL: target, Trace: trip.NewTrace()},
+		Kube: kube, Timeout: Timeout, Request: request,
 		Connection: api.Connection{ManagerNamespace: "kubevpn", ManagerPod: "manager", Device: "kubevpn0",
 			DNS: api.DNSStatus{Domain: "cluster.local", Servers: []netip.Addr{netip.MustParseAddr("10.244.0.2")}}},
 		Trace: func(ctx context.Context) ([]api.InterceptTrace, error) {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"sync"
 	"time"
 )
@@ -27,7 +26,6 @@ type Errand struct {
 	Method string      `json:"method,omitempty"`
 	URL    string      `json:"url,omitempty"` // empty: no request
 	Header http.Header `json:"header,omitempty"`
-	Trace  string      `json:"traceID,omitempty"`
 
 	Name       string `json:"name,omitempty"` // to resolve; empty: none
 	Nameserver string `json:"nameserver,omitempty"`
@@ -37,9 +35,9 @@ type Errand struct {
 	Timeout time.Duration `json:"timeout,omitempty"` // of all together, in a pod
 }
 
-// Errand returns the errand that sends the request.
-func (r Request) Errand() Errand {
-	return Errand{Method: r.Method, URL: r.URL.String(), Header: r.Header, Trace: r.Trace}
+// NewErrand returns the errand that sends a request without a body.
+func NewErrand(r *http.Request) Errand {
+	return Errand{Method: r.Method, URL: r.URL.String(), Header: r.Header}
 }
 
 // Report is the result of an errand.
@@ -73,11 +71,14 @@ func Run(ctx context.Context, e Errand) (Report, error) {
 	defer all.Wait()
 	switch {
 	case e.URL != "":
-		to, err := url.Parse(e.URL)
+		req, err := http.NewRequestWithContext(ctx, e.Method, e.URL, http.NoBody)
 		if err != nil {
 			return r, err
 		}
-		r.Result = send(ctx, Request{Method: e.Method, URL: to, Header: e.Header, Trace: e.Trace})
+		if req.Header = e.Header; e.Header.Get("Host") != "" {
+			req.Host = e.Header.Get("Host")
+		}
+		r.Result = send(req)
 	case e.Name != "":
 		r.Result.Addresses, r.Result.Nameservers, r.Result.Lookup = lookup(ctx, e.Name, e.Nameserver)
 	}

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"net/url"
 	"strings"
 	"testing"
 )
@@ -22,11 +21,13 @@ func TestErrandCrossesToAPodAndBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u, err := url.Parse("http://" + at.String() + "/a?b=c")
+	req, err := http.NewRequest(http.MethodGet, "http://"+at.String()+"/a?b=c", http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := Request{Method: "GET", URL: u, Header: http.Header{"X-User": {"me"}}, Trace: NewTrace()}.Errand()
+	req.Header.Set("X-User", "me")
+	Mark(req)
+	e := NewErrand(req)
 	e.Dial = []netip.AddrPort{at}
 	in, err := json.Marshal(e)
 	if err != nil {

@@ -33,19 +33,15 @@ const (
 	maxHeader     = 64 << 10
 )
 
-// Request is the request to send.
-type Request struct {
-	Method string
-	URL    *url.URL    // http or https, with a host
-	Header http.Header // further headers; may be nil
-	Trace  string      // NewTrace
-}
-
-// NewTrace returns a random trace ID: 32 hexadecimal digits.
-func NewTrace() string {
+// Mark gives a request a random trace ID of 32 hexadecimal digits, and keeps a traceparent that it has.
+func Mark(r *http.Request) {
 	id := make([]byte, 16)
 	rand.Read(id) // it never fails
-	return hex.EncodeToString(id)
+	trace := hex.EncodeToString(id)
+	r.Header.Set(api.TraceHeader, trace)
+	if r.Header.Get(api.TraceParent) == "" {
+		r.Header.Set(api.TraceParent, "00-"+trace+"-"+trace[:16]+"-01")
+	}
 }
 
 // Failure says how a step failed.
@@ -90,11 +86,11 @@ type Result struct {
 	Body   string      `json:"body,omitempty"` // how it begins
 }
 
-// send sends the request once. It follows no redirect and does not verify certificates. It ends with ctx, whose
-// deadline bounds the wait for the answer.
-func send(ctx context.Context, r Request) Result {
+// send sends the request once. It follows no redirect and does not verify certificates. It ends with the request's
+// context, whose deadline bounds the wait for the answer.
+func send(r *http.Request) Result {
 	var t Result
-	port := Port(r.URL)
+	ctx, port := r.Context(), Port(r.URL)
 	if ip, err := netip.ParseAddr(r.URL.Hostname()); err == nil {
 		t.Addresses = []netip.Addr{ip.Unmap()}
 	} else {
@@ -113,7 +109,7 @@ func send(ctx context.Context, r Request) Result {
 	}
 	defer conn.Close()
 	t.TakenAt = takenAt(conn, t.To)
-	t.exchange(ctx, conn, r)
+	t.exchange(conn, r)
 	return t
 }
 
@@ -226,23 +222,8 @@ func dial(ctx context.Context, to netip.AddrPort) (net.Conn, Step) {
 }
 
 // exchange sends the request on the connection.
-func (t *Result) exchange(ctx context.Context, conn net.Conn, r Request) {
+func (t *Result) exchange(conn net.Conn, r *http.Request) {
 	began := time.Now()
-	req, err := http.NewRequestWithContext(ctx, r.Method, r.URL.String(), http.NoBody)
-	if err != nil {
-		t.Answer = stepOf(err, began)
-		return
-	}
-	if r.Header != nil {
-		req.Header = r.Header.Clone()
-	}
-	if host := req.Header.Get("Host"); host != "" {
-		req.Host = host
-	}
-	req.Header.Set(api.TraceHeader, r.Trace)
-	if req.Header.Get(api.TraceParent) == "" {
-		req.Header.Set(api.TraceParent, "00-"+r.Trace+"-"+r.Trace[:16]+"-01")
-	}
 	given := make(chan net.Conn, 1)
 	given <- conn
 	rt := &http.Transport{
@@ -257,7 +238,7 @@ func (t *Result) exchange(ctx context.Context, conn net.Conn, r Request) {
 		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true},
 		MaxResponseHeaderBytes: maxHeader, DisableKeepAlives: true, DisableCompression: true,
 	}
-	resp, err := rt.RoundTrip(req)
+	resp, err := rt.RoundTrip(r)
 	t.Answer = stepOf(err, began)
 	if err != nil {
 		return

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -17,11 +16,13 @@ import (
 
 func goTo(t *testing.T, ctx context.Context, to string) Result {
 	t.Helper()
-	u, err := url.Parse(to)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, to, http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return send(ctx, Request{Method: "GET", URL: u, Header: http.Header{"X-User": {"me"}}, Trace: NewTrace()})
+	r.Header.Set("X-User", "me")
+	Mark(r)
+	return send(r)
 }
 
 func TestRequestIsMarkedAndAnswered(t *testing.T) {
