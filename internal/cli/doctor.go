@@ -15,7 +15,6 @@ import (
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/doctor"
-	"kubevpn/internal/version"
 )
 
 type doctorOptions struct {
@@ -84,7 +83,7 @@ func (o *doctorOptions) config() (doctor.Config, error) {
 		return doctor.Config{}, err
 	}
 	cfg := doctor.Config{
-		Terminal: o.app.pluginTerminal(), Timeout: timeout, Machine: o.app.Machine, Version: version.Full(),
+		Terminal: o.app.pluginTerminal(), Timeout: timeout, Machine: o.app.Machine,
 		Prepare: func() (cluster.Prepared, error) { return o.kube.prepare(o.app) },
 		Load:    o.app.loadCluster,
 		Status:  o.status,

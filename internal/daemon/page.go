@@ -17,7 +17,6 @@ import (
 	"kubevpn/internal/doctor"
 	"kubevpn/internal/exchanges"
 	"kubevpn/internal/page"
-	"kubevpn/internal/version"
 	"kubevpn/pkg/host/sockets"
 	"kubevpn/pkg/wakeup"
 )
@@ -182,7 +181,7 @@ func (d *daemon) handleDoctor(w http.ResponseWriter, r *http.Request) {
 	cfg := doctor.Config{
 		Settings: config.Config{Image: req.Image, ManagerNamespace: req.ManagerNamespace, ExtraCIDRs: req.ExtraCIDRs,
 			ExcludeCIDRs: req.ExcludeCIDRs},
-		Paths: d.cfg.Paths, Machine: asked.Machine, Version: version.Full(),
+		Paths: d.cfg.Paths, Machine: asked.Machine,
 		Prepare: func() (cluster.Prepared, error) {
 			if asked.KubeconfigError != nil {
 				return cluster.Prepared{}, asked.KubeconfigError

@@ -40,7 +40,6 @@ type Config struct {
 	Settings config.Config
 	Paths    config.Paths
 	Machine  string // its kind, if it is not a usual one: container, WSL 1, WSL 2
-	Version  string // of this program
 	// Status asks the daemon. It returns nil and no error if none runs.
 	Status func(context.Context) (*api.Status, error)
 	// Found is called with each finding, in the order of the list. Calls do not overlap. May be nil.

@@ -194,19 +194,19 @@ func TestDaemonReportsFaultsOfConnections(t *testing.T) {
 		"none runs":       {want: finding{fine, 0, "none runs", ""}},
 		"does not answer": {err: api.Errorf(api.ExitDaemon, "the daemon does not answer").WithHint("kill 1"), want: finding{fails, api.ExitDaemon, "does not answer", "kill 1"}},
 		"other version":   {status: &api.Status{Version: "2"}, want: finding{warns, 0, "the daemon is kubevpn 2", "kubevpn quit"}},
-		"connected": {status: &api.Status{Version: "1", Connections: []api.Connection{{Status: api.StatusConnected}}},
+		"connected": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{Status: api.StatusConnected}}},
 			want: finding{fine, 0, "1 connection", ""}},
-		"failed": {status: &api.Status{Version: "1", Connections: []api.Connection{{ID: "c1", Status: api.StatusFailed, Error: broken}}},
+		"failed": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{ID: "c1", Status: api.StatusFailed, Error: broken}}},
 			want: finding{fails, api.ExitLost, "c1", "kubevpn connect"}},
-		"reconnecting": {status: &api.Status{Version: "1", Connections: []api.Connection{{Status: api.StatusReconnecting, Error: broken}}},
+		"reconnecting": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{Status: api.StatusReconnecting, Error: broken}}},
 			want: finding{warns, 0, "reconnecting", "kubevpn connect"}},
-		"probe": {status: &api.Status{Version: "1", Connections: []api.Connection{{Checks: []api.Check{{What: "pod", Target: "10.1.1.1:80", Seen: "no answer"}}}}},
+		"probe": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{Checks: []api.Check{{What: "pod", Target: "10.1.1.1:80", Seen: "no answer"}}}}},
 			want: finding{warns, 0, "did not reach the pod 10.1.1.1:80: no answer", "status"}},
-		"warning": {status: &api.Status{Version: "1", Connections: []api.Connection{{Warnings: []string{"10.9.0.0/16 is not routed"}}}},
+		"warning": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{Warnings: []string{"10.9.0.0/16 is not routed"}}}},
 			want: finding{warns, 0, "10.9.0.0/16 is not routed", "status"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &facts{Config: Config{Version: "1"}, status: func() (*api.Status, error) { return tt.status, tt.err }}
+			f := &facts{status: func() (*api.Status, error) { return tt.status, tt.err }}
 			tt.want.check(t, daemon(t.Context(), f))
 		})
 	}

@@ -81,8 +81,8 @@ func daemon(_ context.Context, f *facts) api.Finding {
 	case status == nil:
 		return ok("none runs; `kubevpn connect` starts one")
 	}
-	if status.Version != f.Version {
-		return warning(fmt.Sprintf("the daemon is kubevpn %s, and this is %s", status.Version, f.Version),
+	if own := version.Full(); status.Version != own {
+		return warning(fmt.Sprintf("the daemon is kubevpn %s, and this is %s", status.Version, own),
 			"`kubevpn connect` fails while the daemon has connections", "kubevpn quit")
 	}
 	for _, c := range status.Connections {

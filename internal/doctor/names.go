@@ -21,7 +21,6 @@ import (
 const (
 	// fightWindow is the age of resolv.conf below which the check waits as long, to see whether it changes again.
 	fightWindow = 3 * time.Second
-	fightPoll   = 200 * time.Millisecond
 	// queryTimeout limits a query, and queryTries is how often an unanswered one is sent.
 	queryTimeout = time.Second
 	queryTries   = 2
@@ -48,18 +47,11 @@ func resolver(ctx context.Context, f *facts) api.Finding {
 
 // changesAgain reports whether a file that changed just now changes once more.
 func changesAgain(ctx context.Context, i osdns.Inspection) bool {
-	if age := time.Since(i.Changed); i.Changed.IsZero() || age > fightWindow {
+	if i.Changed.IsZero() || time.Since(i.Changed) > fightWindow || !wakeup.Pause(ctx, fightWindow) {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, fightWindow)
-	defer cancel()
-	for wakeup.Pause(ctx, fightPoll) {
-		now, err := inspect()
-		if err == nil && !now.Changed.Equal(i.Changed) {
-			return true
-		}
-	}
-	return false
+	now, err := inspect()
+	return err == nil && !now.Changed.Equal(i.Changed)
 }
 
 // resolverOf judges name resolution. running: a daemon runs. fought: a program keeps writing resolv.conf.

@@ -53,10 +53,7 @@ func (s *Source) Start(ctx context.Context) error {
 		return err
 	}
 	s.Container = name
-	if err := s.await(ctx); err != nil {
-		return s.cluster.ExplainContext(ctx, err)
-	}
-	return nil
+	return s.cluster.ExplainContext(ctx, s.await(ctx))
 }
 
 // await waits until the container runs.
