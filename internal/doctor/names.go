@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
@@ -16,6 +15,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/osdns"
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
@@ -125,15 +125,12 @@ func unanswered(ctx context.Context, server netip.AddrPort) (why string) {
 	m := new(dns.Msg)
 	m.SetQuestion(".", dns.TypeNS)
 	c := dns.Client{Timeout: queryTimeout}
-	var errno syscall.Errno
 	for range queryTries {
 		_, _, err := c.ExchangeContext(ctx, m, server.String())
 		if err == nil {
 			return ""
 		}
-		if why = "no answer"; errors.As(err, &errno) {
-			why = errno.Error() // "connection refused"
-		}
+		why = transport.CodeOf(err).String()
 	}
 	return why
 }

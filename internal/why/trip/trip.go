@@ -24,6 +24,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/sockets"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
@@ -249,32 +250,27 @@ func (t *Result) exchange(conn net.Conn, r *http.Request) {
 	t.Body = string(body)
 }
 
+var failures = map[transport.Code]Failure{
+	transport.CodeRefused: Refused, transport.CodeTimeout: TimedOut, transport.CodeHostUnreachable: Unreachable,
+	transport.CodeNetUnreachable: Unreachable, transport.CodeProhibited: Unreachable, transport.CodeFailed: Broken,
+}
+
 // stepOf returns the Step of an error, which may be nil.
 func stepOf(err error, began time.Time) Step {
-	s := Step{Seconds: time.Since(began).Seconds()}
-	if err == nil {
-		s.Done = true
-		return s
-	}
-	s.Failure, s.Error = Broken, err.Error()
+	s := Step{Seconds: time.Since(began).Seconds(), Done: err == nil, Failure: failures[transport.CodeOf(err)]}
 	var dns *net.DNSError
-	var network net.Error
 	var errno syscall.Errno
 	switch {
-	case errors.As(err, &dns) && dns.IsNotFound:
-		s.Failure, s.Error = NotFound, dns.Err
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
-		s.Failure, s.Error = TimedOut, "no answer"
+	case s.Failure == TimedOut:
+		s.Error = "no answer"
+	case errors.As(err, &dns):
+		if s.Error = dns.Err; dns.IsNotFound {
+			s.Failure = NotFound
+		}
 	case errors.As(err, &errno):
 		s.Error = errno.Error()
-		switch errno {
-		case syscall.ECONNREFUSED:
-			s.Failure = Refused
-		case syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EACCES:
-			s.Failure = Unreachable
-		}
-	case dns != nil:
-		s.Error = dns.Err
+	case err != nil:
+		s.Error = err.Error()
 	}
 	return s
 }
