@@ -140,8 +140,8 @@ func run(ctx context.Context, f *facts, list []check) (findings []api.Finding) {
 	return findings
 }
 
-// find runs a check after the one that it needs, if any, has succeeded. A check that does not return within its timeout,
-// or when ctx ends, is left behind.
+// find runs a check after the one that it needs, if any, has succeeded. It leaves behind a check that does not return
+// within its timeout, or when ctx ends.
 func (c check) find(ctx context.Context, f *facts, needed *ended) (found api.Finding) {
 	if needed != nil {
 		<-needed.done

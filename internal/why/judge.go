@@ -88,7 +88,7 @@ func explanation(f *facts) api.Explanation {
 	}
 	e := api.Explanation{
 		TypeMeta: api.Type(api.KindExplanation), Method: f.Request.Method, URL: f.Request.URL.Redacted(),
-		From: j.from(), Trace: f.Request.Header.Get(api.TraceHeader), Status: f.Trip.Status, Hops: j.hops, Error: j.cause,
+		From: j.from(), Trace: f.Request.Header.Get(api.TraceHeader), Status: f.Trip.Status, Hops: j.hops,
 	}
 	if j.cause != nil {
 		e.Error = &api.Error{Code: j.cause.Code, Message: bounded(j.cause.Message), Hint: api.Clean(j.cause.Hint)}
