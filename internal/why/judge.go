@@ -474,11 +474,9 @@ func (j *judge) policy() finding {
 func (j *judge) blocked(targets []endpoint) (blocked []endpoint, names string) {
 	var all []string
 	for _, e := range targets {
-		if e.pod == nil && e.name != "" || e.pod != nil && e.pod.Spec.HostNetwork {
+		// Without a pod it is unreadable, or an address that somebody wrote into an EndpointSlice.
+		if e.pod == nil && len(j.all) > 0 || e.pod != nil && e.pod.Spec.HostNetwork {
 			continue
-		}
-		if e.pod == nil && len(j.all) > 0 {
-			continue // an address that somebody wrote into an EndpointSlice
 		}
 		if by := j.flowTo(e).Blocking(j.Policies); len(by) > 0 {
 			blocked, all = append(blocked, e), append(all, by...)
