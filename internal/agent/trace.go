@@ -3,7 +3,6 @@ package agent
 import (
 	"maps"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -115,11 +114,13 @@ func (l *leader) trace(id string, by *owner) (*api.AgentTrace, error) {
 			}
 		}
 	}
-	older, err := l.receiver.older(ports)
-	if err != nil {
-		l.log.Debug("cannot list open connections", "err", err)
+	if kernel := l.receiver.kernel; kernel != nil && len(ports) > 0 {
+		older, err := kernel.Open(ports) // those that do not pass through the agent
+		if err != nil {
+			l.log.Debug("cannot list open connections", "err", err)
+		}
+		t.Older = older[:min(len(older), maxOlder)]
 	}
-	t.Older = older[:min(len(older), maxOlder)]
 	return t, nil
 }
 
@@ -151,12 +152,4 @@ func (l *leader) traced(f interceptor.Flow, r *http.Request, claims []intercepto
 		note.Claims = append(note.Claims, d)
 	}
 	l.traces.add(id, note)
-}
-
-// older returns the clients of open connections that do not pass through the agent. Call with the leader's lock held.
-func (r *receiver) older(ports []port) ([]netip.AddrPort, error) {
-	if r.kernel == nil || len(ports) == 0 {
-		return nil, nil
-	}
-	return r.kernel.Open(ports)
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -179,14 +178,9 @@ func ports(context.Context, *facts) api.Finding { return portsIn(os.DirFS("/")) 
 // portsIn checks the range of the machine's local ports.
 func portsIn(root fs.FS) api.Finding {
 	const setting = "proc/sys/net/ipv4/ip_local_port_range"
-	text, err := fs.ReadFile(root, setting)
-	fields := strings.Fields(string(text))
-	if err != nil || len(fields) != 2 {
-		return skipped("cannot read /%s", setting)
-	}
-	low, err1 := strconv.Atoi(fields[0])
-	high, err2 := strconv.Atoi(fields[1])
-	if err := errors.Join(err1, err2); err != nil {
+	text, _ := fs.ReadFile(root, setting)
+	var low, high int
+	if _, err := fmt.Sscan(string(text), &low, &high); err != nil {
 		return skipped("cannot read /%s: %v", setting, err)
 	}
 	if n := high - low + 1; n < leastPorts {

@@ -118,12 +118,9 @@ func send(r *http.Request) Result {
 // kernel lists both ends then: a redirect changes the destination, and not the source.
 func takenAt(conn net.Conn, to netip.AddrPort) netip.AddrPort {
 	local, err := netip.ParseAddrPort(conn.LocalAddr().String())
-	if err != nil {
+	all, unsupported := sockets.List(func(netip.Addr) bool { return true })
+	if err != nil || unsupported != nil { // not Linux
 		return netip.AddrPort{}
-	}
-	all, err := sockets.List(func(netip.Addr) bool { return true })
-	if err != nil {
-		return netip.AddrPort{} // not Linux
 	}
 	for _, s := range all {
 		if s.TCP != nil && s.Remote == local && s.Local != to {
@@ -135,10 +132,7 @@ func takenAt(conn net.Conn, to netip.AddrPort) netip.AddrPort {
 
 // resolverSettings returns the lines of resolv.conf that decide which names are asked.
 func resolverSettings() (lines []string) {
-	text, err := os.ReadFile("/etc/resolv.conf")
-	if err != nil {
-		return nil
-	}
+	text, _ := os.ReadFile("/etc/resolv.conf") // without it, there are none
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) > 1 && (f[0] == "search" || f[0] == "options") {
 			lines = append(lines, strings.Join(f, " "))
@@ -197,13 +191,10 @@ func deviceTo(to netip.AddrPort) string {
 	}
 	defer conn.Close()
 	source := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return ""
-	}
+	interfaces, _ := net.Interfaces() // none: the device is unknown
 	for _, i := range interfaces {
-		addrs, err := i.Addrs()
-		if err == nil && slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		addrs, _ := i.Addrs()
+		if slices.ContainsFunc(addrs, func(a net.Addr) bool {
 			network, ok := a.(*net.IPNet)
 			return ok && network.IP.Equal(source.AsSlice())
 		}) {
