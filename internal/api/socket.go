@@ -12,7 +12,7 @@ const (
 	PathRequests   = "/v1/requests"   // POST a RequestsRequest; answers lines of Record
 	PathLeave      = "/v1/leave"      // POST a LeaveRequest; answers lines of Event
 	PathStatus     = "/v1/status"     // GET a Status
-	PathTrace      = "/v1/trace"      // POST a TraceRequest; answers Traces
+	PathTrace      = "/v1/trace"      // POST a TraceRequest; answers []InterceptTrace
 	PathDaemon     = "/v1/daemon"     // GET a DaemonInfo
 	PathFlows      = "/v1/flows"      // GET with ParamLimit and ParamFollow; answers lines of FlowList
 	PathDNS        = "/v1/dns"        // GET with ParamFollow and ParamAll; answers lines of DNSQuery

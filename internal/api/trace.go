@@ -43,12 +43,7 @@ type TraceRequest struct {
 	Trace string `json:"trace"`
 }
 
-// Traces is the answer to PathTrace.
-type Traces struct {
-	Intercepts []InterceptTrace `json:"intercepts"`
-}
-
-// InterceptTrace is what the agents of one intercept know of a trace ID.
+// InterceptTrace is what the agents of one intercept know of a trace ID. PathTrace answers a list of them.
 type InterceptTrace struct {
 	Connection string         `json:"connection"`
 	Namespace  string         `json:"namespace"`

@@ -170,8 +170,8 @@ func (c *client) status(ctx context.Context) (api.Status, error) {
 }
 
 // trace announces a trace ID to the agents of all intercepts, and returns what they have noted.
-func (c *client) trace(ctx context.Context, id string) (api.Traces, error) {
-	return call[api.Traces](ctx, c, http.MethodPost, api.PathTrace, api.TraceRequest{Trace: id})
+func (c *client) trace(ctx context.Context, id string) ([]api.InterceptTrace, error) {
+	return call[[]api.InterceptTrace](ctx, c, http.MethodPost, api.PathTrace, api.TraceRequest{Trace: id})
 }
 
 // cleanTimeout limits the cleanup after an interrupted request.

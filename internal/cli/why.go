@@ -164,8 +164,7 @@ func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *wh
 	}
 	client, err := o.app.client()
 	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
-		traces, err := client.trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
-		return traces.Intercepts, err
+		return client.trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
 	}
 	return err
 }

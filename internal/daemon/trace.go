@@ -23,15 +23,15 @@ func (d *daemon) handleTrace(w http.ResponseWriter, r *http.Request) {
 }
 
 // trace asks the agents of all intercepts for what they noted of a trace ID.
-func (is *intercepts) trace(ctx context.Context, id string) api.Traces {
+func (is *intercepts) trace(ctx context.Context, id string) []api.InterceptTrace {
 	all := is.filter(func(*interceptTask) bool { return true })
-	traces := api.Traces{Intercepts: make([]api.InterceptTrace, len(all))}
+	traces := make([]api.InterceptTrace, len(all))
 	var asking sync.WaitGroup
 	for n, t := range all {
 		asking.Go(func() {
 			i := t.intercept.Trace(ctx, id)
 			i.Connection, i.Namespace, i.Workload = t.key.connection, t.key.namespace, t.key.workload
-			traces.Intercepts[n] = i
+			traces[n] = i
 		})
 	}
 	asking.Wait()
