@@ -61,13 +61,9 @@ func managerOf(m install.Inspection) api.Finding {
 		if m.Installed {
 			doing = "use the traffic manager"
 		}
-		var missing []string
-		for _, p := range m.Lacking {
-			missing = append(missing, p.String())
-		}
 		return failed(api.Errorf(api.ExitPermission,
 			"you may not %s in the namespace %s: this requires the right to %s", doing, m.Namespace,
-			strings.Join(missing, ", ")).
+			api.Some(m.Lacking, len(m.Lacking))).
 			WithHint("ask a cluster admin to run\n%s", m.Ask), effect)
 	case m.Starting:
 		return warning(m.Problem.Message, "`kubevpn connect` waits until it is ready, for a limited time",

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/why/trip"
@@ -85,14 +84,7 @@ func tried(r *api.TracedRequest) (notes []string) {
 		if c.Mine {
 			who = "your match"
 		}
-		text := "it matches"
-		if len(c.Differences) > 0 {
-			var parts []string
-			for _, d := range c.Differences {
-				parts = append(parts, d.String())
-			}
-			text = strings.Join(parts, ", ")
-		}
+		text := cmp.Or(api.Some(c.Differences, maxNotes), "it matches")
 		if c.Away {
 			text += ", and its owner does not answer"
 		}
