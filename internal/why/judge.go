@@ -207,6 +207,9 @@ func (j *judge) name() finding {
 		return failed(api.ExitNetworkPolicy, "%s does not answer pod %s, and NetworkPolicy %s does not allow the pod "+
 			"to reach cluster DNS", who, j.Source.Name, strings.Join(j.blockingDNS(), ", ")).
 			hint("Allow its egress to UDP and TCP port 53 of cluster DNS.")
+	case len(want) == 0 && j.Certain && j.Service == nil && j.Missing[objectServices] == "":
+		return failed(api.ExitNameMissing, "there is no Service %s in the namespace %s", j.Name, j.Namespace).
+			hint("`kubectl -n %s get services` lists what there is.", api.ShellQuote(j.Namespace))
 	case j.ClusterDNS.Step.Failure == trip.TimedOut:
 		return failed(api.ExitNameMissing, "cluster DNS does not answer for %s", host).
 			hint("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` " +
@@ -214,9 +217,6 @@ func (j *judge) name() finding {
 	case len(want) > 0:
 		return j.taken(fmt.Sprintf("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
 			api.Some(want, maxAddresses)))
-	case j.Certain && j.Missing[objectServices] == "":
-		return failed(api.ExitNameMissing, "there is no Service %s in the namespace %s", j.Name, j.Namespace).
-			hint("`kubectl -n %s get services` lists what there is.", api.ShellQuote(j.Namespace))
 	default:
 		return failed(api.ExitNameMissing, "%s does not resolve %s: %s", who, host, t.Lookup.Error).
 			hint("For a Service, write NAME.NAMESPACE. `kubevpn status` shows the domains that go to cluster DNS.")
