@@ -5,7 +5,6 @@ go 1.26.3
 toolchain go1.26.11
 
 require (
-	github.com/DataDog/datadog-agent/pkg/template v0.85.2
 	github.com/bmatcuk/doublestar/v4 v4.10.4
 	github.com/coreos/go-iptables v0.8.0
 	github.com/creack/pty v1.1.24

@@ -63,7 +63,7 @@ func TestOutputForProgramsHasNoQuestion(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer terminal.Close()
-	for _, value := range []string{"json", "yaml", "name", "jsonpath={.id}", "go-template={{.id}}"} {
+	for _, value := range []string{"json", "yaml", "name", "jsonpath={.id}"} {
 		output := newObjectFormat("text")
 		if err := output.Set(value); err != nil {
 			t.Fatal(err)

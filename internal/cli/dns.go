@@ -21,7 +21,7 @@ type dnsOptions struct {
 }
 
 func newDNS(a *app) *cobra.Command {
-	o := &dnsOptions{app: a, output: newFormat("table", "wide", "json", "yaml", formatJSONPath, formatGoTemplate)}
+	o := &dnsOptions{app: a, output: newFormat("table", "wide", "json", "yaml", formatJSONPath)}
 	cmd := &cobra.Command{
 		Use:   "dns",
 		Short: "Show the DNS queries that went to the clusters, and who answered",

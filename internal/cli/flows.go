@@ -23,7 +23,7 @@ type flowsOptions struct {
 }
 
 func newFlows(a *app) *cobra.Command {
-	o := &flowsOptions{app: a, output: newFormat("table", "wide", "json", "yaml", formatJSONPath, formatGoTemplate)}
+	o := &flowsOptions{app: a, output: newFormat("table", "wide", "json", "yaml", formatJSONPath)}
 	cmd := &cobra.Command{
 		Use:   "flows",
 		Short: "Show what passes the tunnels now",

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	// text/template without methods, which makes the linker keep those of all types: 20 MB of program.
-	template "github.com/DataDog/datadog-agent/pkg/template/text"
 	"github.com/spf13/cobra"
 	apijson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/util/jsonpath"
@@ -21,19 +19,16 @@ import (
 type format struct {
 	value   string   // "json", "jsonpath"
 	allowed []string // the first is the default, for people; one that ends with "=" takes a template
-	execute func(w io.Writer, data any) error
+	path    *jsonpath.JSONPath
 }
 
 func newFormat(allowed ...string) *format { return &format{value: allowed[0], allowed: allowed} }
 
-const (
-	formatJSONPath   = "jsonpath="
-	formatGoTemplate = "go-template="
-)
+const formatJSONPath = "jsonpath="
 
 // newObjectFormat returns a format of a command that prints an object: those for people, and those of kubectl.
 func newObjectFormat(people ...string) *format {
-	return newFormat(append(people, "json", "yaml", "name", formatJSONPath, formatGoTemplate)...)
+	return newFormat(append(people, "json", "yaml", "name", formatJSONPath)...)
 }
 
 func (f *format) String() string { return f.value }
@@ -50,19 +45,11 @@ func (f *format) Set(s string) error {
 	if found && text == "" {
 		return fmt.Errorf("%s requires a template", name)
 	}
-	switch name {
-	case formatJSONPath:
-		path := jsonpath.New("output").AllowMissingKeys(true)
-		if err := path.Parse(text); err != nil {
+	if name == formatJSONPath {
+		f.path = jsonpath.New("output").AllowMissingKeys(true)
+		if err := f.path.Parse(text); err != nil {
 			return err
 		}
-		f.execute = path.Execute
-	case formatGoTemplate:
-		t, err := template.New("output").Parse(text)
-		if err != nil {
-			return err
-		}
-		f.execute = t.Execute
 	}
 	f.value = strings.TrimSuffix(name, "=")
 	return nil
@@ -114,7 +101,7 @@ func (f *format) print(w io.Writer, object any, names ...string) error {
 	if err := apijson.Unmarshal(text, &data); err != nil { // integers stay integers
 		return fmt.Errorf("cannot decode the output: %w", err)
 	}
-	if err := f.execute(w, data); err != nil {
+	if err := f.path.Execute(w, data); err != nil {
 		return api.Errorf(api.ExitUsage, "-o %s: %w", f.value, err)
 	}
 	return nil
