@@ -10,8 +10,8 @@ const (
 )
 
 // GatewaySocket is an abstract unix socket of the pod's network namespace, on which the traffic manager waits for the
-// gateway. The manager sends a line of GatewayNetworks at first and whenever they change. The gateway answers with a
-// line of Gateway and the descriptor of the TUN device. The manager uses the device until the connection ends.
+// gateway. The manager sends GatewayNetworks at first and whenever they change. The gateway answers with Gateway and
+// the descriptor of the TUN device (unixsocket.Conn). The manager uses the device until the connection ends.
 const GatewaySocket = "@kubevpn-gateway"
 
 // ClientHello is the first JSON line that the laptop writes on the control stream. The manager ignores fields that it

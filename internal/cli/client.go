@@ -19,6 +19,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 const (
@@ -282,8 +283,8 @@ func (c *client) handOver(ctx context.Context, socket *os.File) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if err := sendFile(conn.(*net.UnixConn), socket); err != nil {
-		return c.explain(ctx, err)
+	if _, err := unixsocket.Send(conn.(*net.UnixConn), []byte{0}, socket); err != nil {
+		return c.explain(ctx, fmt.Errorf("cannot send the socket of the root helper: %w", err))
 	}
 	var answer *api.Error
 	if err := json.NewDecoder(conn).Decode(&answer); err != nil {

@@ -3,8 +3,6 @@
 package cli
 
 import (
-	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"syscall"
@@ -24,14 +22,6 @@ func endGroup(cmd *exec.Cmd, force bool) error {
 		return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	}
 	return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
-}
-
-// sendFile sends one byte with the descriptor.
-func sendFile(conn *net.UnixConn, f *os.File) error {
-	if _, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(int(f.Fd())), nil); err != nil {
-		return fmt.Errorf("cannot send the socket of the root helper: %w", err)
-	}
-	return nil
 }
 
 // takeStdout returns standard output, and puts /dev/null in its place: a write to descriptor 1 whose reader has ended

@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"syscall"
@@ -22,10 +20,6 @@ func ownGroup(cmd *exec.Cmd) {
 
 // endGroup ends the command alone: Windows has no signal for a group.
 func endGroup(cmd *exec.Cmd, _ bool) error { return cmd.Process.Kill() }
-
-func sendFile(*net.UnixConn, *os.File) error {
-	return errors.New("there is no root helper on Windows")
-}
 
 // takeStdout returns standard output. On Windows a write whose reader has ended is an error and no signal.
 func takeStdout() (*os.File, error) { return os.Stdout, nil }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // handoverTimeout limits the time in which a CLI passes the descriptor of a helper.
@@ -43,9 +45,12 @@ func (d *daemon) takeHelper(conn net.Conn) {
 }
 
 func (d *daemon) adoptFrom(conn net.Conn) error {
-	socket, err := receiveFile(conn)
+	_, socket, err := unixsocket.Receive(conn.(*net.UnixConn), make([]byte, 1), "helper")
+	if err == nil && socket == nil {
+		err = errors.New("received no descriptor")
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("cannot receive the socket of the root helper: %w", err)
 	}
 	helper, err := d.cfg.NewHelper(socket, d.logger)
 	if err != nil {

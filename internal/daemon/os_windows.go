@@ -58,6 +58,4 @@ func listen(path string, _ *slog.Logger) (net.Listener, error) {
 // errNoHelper is the error of everything that a root helper would do: Windows has none.
 var errNoHelper = errors.New("there is no root helper on Windows")
 
-func receiveFile(net.Conn) (*os.File, error) { return nil, errNoHelper }
-
 func connect(context.Context, *os.File, netip.AddrPort) (net.Conn, error) { return nil, errNoHelper }

@@ -26,7 +26,7 @@ func (r *run) socketDir() (string, error) {
 // listen listens on the socket in dir. Every user of the container may connect to it.
 func listen(dir string) (*net.UnixListener, error) {
 	at := filepath.Join(dir, socketName)
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: at, Net: "unixpacket"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: at, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func listen(dir string) (*net.UnixListener, error) {
 
 // connect connects to the socket of kubevpn, in a container.
 func connect() (*net.UnixConn, error) {
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path.Join(control, socketName), Net: "unixpacket"})
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path.Join(control, socketName), Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("%w (%w)", errByHand, err)
 	}

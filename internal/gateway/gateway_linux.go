@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +9,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,8 +27,8 @@ const (
 	lockFile = "/dev/kubevpn-xtables.lock"
 	// programs is the directory of iptables-nft and its like.
 	programs = "/usr/sbin"
-	// maxLine is the largest line of the manager, in bytes.
-	maxLine = 64 << 10
+	// maxMessage is the largest message of the manager, in bytes.
+	maxMessage = 64 << 10
 
 	// The backoff between attempts to dial the manager grows from first to last.
 	firstRetry = 100 * time.Millisecond
@@ -107,8 +107,8 @@ func dial(ctx context.Context) (*net.UnixConn, error) {
 func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firewall) (served bool, err error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	lines := api.NewLines(conn, maxLine)
-	networks, err := next(lines)
+	manager := unixsocket.NewConn(conn, maxMessage)
+	networks, err := next(manager)
 	if networks == nil {
 		return false, unlessEnded(ctx, err)
 	}
@@ -120,7 +120,7 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	err = n.set(networks.Networks)
 	sent := n.state()
 	if err == nil {
-		err = send(conn, sent, file)
+		err = send(manager, sent, file)
 	}
 	// From here on the manager owns the device: the kernel removes it as soon as the manager ends.
 	if err := errors.Join(err, file.Close()); err != nil {
@@ -129,7 +129,7 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	g.log.Info("the traffic manager has the device", "device", device, "mtu", n.mtu, "networks", n.have, "ipv6", n.ipv6,
 		"warnings", n.warnings)
 	for {
-		networks, err := next(lines)
+		networks, err := next(manager)
 		if networks == nil {
 			if err = unlessEnded(ctx, err); err == nil && ctx.Err() == nil {
 				g.log.Info("the traffic manager ended the connection")
@@ -141,7 +141,7 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 		}
 		g.log.Info("new networks", "networks", n.have)
 		if now := n.state(); !slices.Equal(now.Addrs, sent.Addrs) {
-			if err := send(conn, now, nil); err != nil {
+			if err := send(manager, now, nil); err != nil {
 				return true, unlessEnded(ctx, err)
 			}
 			sent = now
@@ -149,11 +149,11 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	}
 }
 
-// next reads the manager's next line. It returns nil at the end of the connection, with an error unless the manager
+// next reads the manager's next message. It returns nil at the end of the connection, with an error unless the manager
 // closed it.
-func next(lines *api.Lines) (*api.GatewayNetworks, error) {
+func next(manager *unixsocket.Conn) (*api.GatewayNetworks, error) {
 	var networks api.GatewayNetworks
-	switch err := lines.Next(&networks); {
+	switch _, err := manager.Receive(&networks, ""); {
 	case err == io.EOF:
 		return nil, nil
 	case err != nil:
@@ -162,24 +162,13 @@ func next(lines *api.Lines) (*api.GatewayNetworks, error) {
 	return &networks, nil
 }
 
-// send writes a line, with the device's descriptor if there is a file.
-func send(conn *net.UnixConn, state api.Gateway, file *os.File) error {
-	line, err := json.Marshal(state)
+// send sends the state, with the device's descriptor unless file is nil.
+func send(manager *unixsocket.Conn, state api.Gateway, file syscall.Conn) error {
+	err := manager.SetWriteDeadline(time.Now().Add(sendTimeout))
+	if err == nil {
+		err = manager.Send(state, file)
+	}
 	if err != nil {
-		return fmt.Errorf("cannot encode the state: %w", err)
-	}
-	line = append(line, '\n')
-	if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
-		return fmt.Errorf("cannot write to the traffic manager: %w", err)
-	}
-	n := 0
-	if file != nil {
-		var err error
-		if n, err = unixsocket.Send(conn, line, file); err != nil {
-			return fmt.Errorf("cannot send %s to the traffic manager: %w", device, err)
-		}
-	}
-	if _, err := conn.Write(line[n:]); err != nil {
 		return fmt.Errorf("cannot write to the traffic manager: %w", err)
 	}
 	return nil

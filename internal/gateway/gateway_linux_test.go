@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,6 +27,7 @@ import (
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/tun"
 	"kubevpn/pkg/datapath/tun/tuntest"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -93,7 +93,7 @@ func newManager(t *testing.T, pod *tuntest.Namespace) *manager {
 
 func say(t *testing.T, conn *net.UnixConn, networks ...netip.Prefix) {
 	t.Helper()
-	if err := json.NewEncoder(conn).Encode(api.GatewayNetworks{Networks: networks}); err != nil {
+	if err := unixsocket.NewConn(conn, maxMessage).Send(api.GatewayNetworks{Networks: networks}, nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -109,27 +109,12 @@ func (m *manager) accept(networks ...netip.Prefix) (*net.UnixConn, tun.Device, a
 	m.t.Cleanup(func() { conn.Close() })
 	say(m.t, conn, networks...)
 	conn.SetReadDeadline(time.Now().Add(timeout))
-	line, control := make([]byte, 4096), make([]byte, 100)
-	n, cn, _, _, err := conn.ReadMsgUnix(line, control)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	messages, err := unix.ParseSocketControlMessage(control[:cn])
-	if err != nil || len(messages) != 1 {
-		m.t.Fatalf("the line has %d control messages, %v: %s", len(messages), err, line[:n])
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil {
-		m.t.Fatal(err)
-	}
 	var state api.Gateway
-	if err := json.Unmarshal(line[:n], &state); err != nil {
-		m.t.Fatalf("%v: %q", err, line[:n])
+	f, err := unixsocket.NewConn(conn, maxMessage).Receive(&state, device)
+	if err != nil || f == nil {
+		m.t.Fatalf("received %v, %v", f, err)
 	}
-	if !bytes.HasSuffix(line[:n], []byte("\n")) {
-		m.t.Errorf("not a line: %q", line[:n])
-	}
-	dev, err := tun.Adopt(os.NewFile(uintptr(fds[0]), device), device, state.MTU)
+	dev, err := tun.Adopt(f, device, state.MTU)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -235,8 +220,8 @@ func TestGatewayForwardsAndLeavesNothing(t *testing.T) {
 			write(t, dev, netip.MustParseAddr("100.96.0.9"), peer4, packet.ProtoICMP, echoRequest(netip.MustParseAddr("100.96.0.9"), peer4))
 			say(t, conn, netip.MustParsePrefix("100.96.0.0/16"))
 			var other api.Gateway
-			if err := json.NewDecoder(conn).Decode(&other); err != nil || !slices.Equal(other.Addrs, []netip.Addr{netip.MustParseAddr("100.96.0.1")}) {
-				t.Errorf("the gateway's line for other networks is %+v, %v", other, err)
+			if _, err := unixsocket.NewConn(conn, maxMessage).Receive(&other, ""); err != nil || !slices.Equal(other.Addrs, []netip.Addr{netip.MustParseAddr("100.96.0.1")}) {
+				t.Errorf("the gateway's message for other networks is %+v, %v", other, err)
 			}
 			waitFor(t, pod, "100.96.0.0/16 dev kubevpn0", "-s 100.96.0.0/16 ! -o kubevpn0", "-s 100.96.0.0/16 -i kubevpn0")
 			ping(t, dev, netip.MustParseAddr("100.96.0.9"), peer4)
@@ -406,15 +391,29 @@ func TestCheckRejectsNetworksThatAreNotPrivate(t *testing.T) {
 	}
 }
 
-func TestNextRejectsInvalidLines(t *testing.T) {
+func TestNextRejectsInvalidMessages(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"nothing", "", "<nil> <nil>"},
-		{"garbage", "{\n", "cannot read from the traffic manager"},
-		{"not_a_prefix", `{"networks":["x"]}` + "\n", "cannot read from the traffic manager"},
-		{"too_long", strings.Repeat(" ", maxLine+1), "a message of more than"},
+		{"garbage", "\x00\x00\x00\x01{", "cannot read from the traffic manager"},
+		{"not_a_prefix", "\x00\x00\x00\x12" + `{"networks":["x"]}`, "cannot read from the traffic manager"},
+		{"too_long", "\x00\x01\x00\x01", "more than the limit of 65536"},
+		{"cut_off", "\x00\x00\x00\x02{", "unexpected EOF"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			networks, err := next(api.NewLines(strings.NewReader(tt.text), maxLine))
+			file, other, err := unixsocket.Pair("test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := unixsocket.Open(file, maxMessage)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := other.WriteString(tt.text); err != nil {
+				t.Fatal(err)
+			}
+			other.Close()
+			networks, err := next(conn)
 			if got := fmt.Sprint(networks, err); !strings.Contains(got, tt.want) {
 				t.Errorf("%s, want %q", got, tt.want)
 			}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -25,7 +24,7 @@ const createTimeout = 10 * time.Second
 
 // Client has the methods of Local, which a helper process executes. Its methods are safe for concurrent use.
 type Client struct {
-	wire    *wire
+	wire    *unixsocket.Conn
 	logger  *slog.Logger
 	changes chan api.NetworkApplied
 	done    chan struct{}
@@ -67,7 +66,7 @@ func NewClient(socket *os.File, logger *slog.Logger) (*Client, error) {
 
 // Starter returns what started the helper: "service" or "sudo". A socketpair, which sudo passes on, has no path.
 func (c *Client) Starter() string {
-	if conn, ok := c.wire.conn.(net.Conn); ok && strings.HasPrefix(conn.RemoteAddr().String(), "/") {
+	if strings.HasPrefix(c.wire.RemoteAddr().String(), "/") {
 		return "service"
 	}
 	return "sudo"
@@ -119,13 +118,13 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 // the helper could not remove. If the helper ended before, Close returns nil.
 func (c *Client) Close() error {
 	// If the helper has ended, this fails, and read notices it.
-	_ = c.wire.conn.CloseWrite()
+	_ = c.wire.CloseWrite()
 	timeout := time.NewTimer(closeTimeout)
 	defer timeout.Stop()
 	select {
 	case <-c.done:
 	case <-timeout.C:
-		_ = c.wire.conn.Close()
+		_ = c.wire.Close()
 		<-c.done
 		return api.Errorf(api.ExitNetwork, "the root helper did not end within %s", closeTimeout)
 	}
@@ -157,7 +156,7 @@ func (c *Client) ask(ctx context.Context, r request) (reply, error) {
 	r.ID = c.last
 	c.waiting[r.ID] = answer
 	c.mu.Unlock()
-	if err := c.wire.send(r, nil); err != nil {
+	if err := c.wire.Send(r, nil); err != nil {
 		c.forget(r.ID, answer)
 		return reply{}, api.Errorf(api.ExitNetwork, "%w", fmt.Errorf("%w: %w", ErrEnded, err))
 	}
@@ -196,10 +195,10 @@ func (c *Client) forget(id uint64, answer <-chan reply) {
 // read distributes the helper's messages until the helper ends.
 func (c *Client) read() {
 	defer close(c.done)
-	defer c.wire.conn.Close()
+	defer c.wire.Close()
 	for {
 		var r response
-		f, err := c.wire.receive(&r, true)
+		f, err := c.wire.Receive(&r, "from helper")
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) {
 				c.logger.Error("cannot read from the root helper", "err", err)

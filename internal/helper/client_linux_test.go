@@ -27,7 +27,7 @@ func TestCreateTUNWaitsForTheAnswer(t *testing.T) {
 		result <- err
 	}()
 	var r request
-	if _, err := helper.receive(&r, false); err != nil {
+	if _, err := helper.Receive(&r, ""); err != nil {
 		t.Fatal(err)
 	}
 	cancel()
@@ -40,7 +40,7 @@ func TestCreateTUNWaitsForTheAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := helper.send(response{ID: r.ID}, device); err != nil {
+	if err := helper.Send(response{ID: r.ID}, device); err != nil {
 		t.Fatal(err)
 	}
 	device.Close()
@@ -54,7 +54,7 @@ func TestCreateTUNWaitsForTheAnswer(t *testing.T) {
 		t.Errorf("reading: %v, want that nobody has the descriptor", err)
 	}
 	gone.Close()
-	helper.conn.Close()
+	helper.Close()
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -35,11 +35,13 @@ func Main(ctx context.Context) error {
 		return api.Errorf(api.ExitPrivilege, "`kubevpn helper` must run as root").
 			WithHint("`kubevpn connect` starts it")
 	}
-	if err := checkSocket(int(os.Stdin.Fd())); err != nil {
+	w, err := copyWire(os.Stdin)
+	if err != nil {
 		return api.Errorf(api.ExitUsage, "standard input: %w", err).
 			WithHint("`kubevpn connect` starts the helper; it cannot use a sudo with the option log_input, which " +
 				"replaces standard input")
 	}
+	w.Close()
 	if fromListener(int(os.Stdin.Fd())) {
 		return accepted(ctx)
 	}
@@ -158,15 +160,11 @@ func caller(fd int) (uid int, err error) {
 // reportReady recovers, and reports over the socket that the helper is ready, or the error. broken is an error of an
 // earlier step. It leaves socket open.
 func reportReady(socket *os.File, cfg LocalConfig, broken error) error {
-	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	w, err := copyWire(socket)
 	if err != nil {
 		return err
 	}
-	w, err := openWire(os.NewFile(uintptr(fd), "socket"))
-	if err != nil {
-		return err
-	}
-	defer w.conn.Close()
+	defer w.Close()
 	var did string
 	if broken == nil {
 		if did, err = Recover(cfg); err != nil {
@@ -174,11 +172,11 @@ func reportReady(socket *os.File, cfg LocalConfig, broken error) error {
 		}
 	}
 	if broken != nil {
-		return errors.Join(broken, w.send(response{Error: api.AsError(broken)}, nil))
+		return errors.Join(broken, w.Send(response{Error: api.AsError(broken)}, nil))
 	}
-	err = w.send(response{Ready: true, Protocol: protocol, Version: version.Full()}, nil)
+	err = w.Send(response{Ready: true, Protocol: protocol, Version: version.Full()}, nil)
 	if did != "" {
-		err = errors.Join(err, w.send(response{Log: &logLine{Message: "recovered", Attrs: []string{"what", did}}}, nil))
+		err = errors.Join(err, w.Send(response{Log: &logLine{Message: "recovered", Attrs: []string{"what", did}}}, nil))
 	}
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // maxConcurrent limits the requests in progress. One Apply waits for another; sockets for DNS queries do not wait.
@@ -26,7 +27,7 @@ func Serve(ctx context.Context, socket *os.File, cfg LocalConfig) error {
 	if err != nil {
 		return api.Errorf(api.ExitNetwork, "cannot use the socket of the root helper: %w", err)
 	}
-	defer w.conn.Close()
+	defer w.Close()
 	out := newOutbox(w)
 	if cfg.Logger == nil {
 		var handler slog.Handler = &remoteHandler{out: out}
@@ -38,7 +39,7 @@ func Serve(ctx context.Context, socket *os.File, cfg LocalConfig) error {
 	return serve(ctx, w, out, NewLocal(cfg))
 }
 
-func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
+func serve(ctx context.Context, w *unixsocket.Conn, out *outbox, local *Local) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var tasks sync.WaitGroup
@@ -55,8 +56,8 @@ func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
 	})
 	// Reads end with ctx. Later writes must still succeed, but not wait for a daemon that is stopped.
 	stop := context.AfterFunc(ctx, func() {
-		_ = w.conn.CloseRead()
-		_ = w.conn.SetWriteDeadline(time.Now().Add(lastWrites))
+		_ = w.CloseRead()
+		_ = w.SetWriteDeadline(time.Now().Add(lastWrites))
 	})
 	defer stop()
 
@@ -65,7 +66,7 @@ func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
 	var broken error
 	for {
 		var r request
-		if _, err := w.receive(&r, false); err != nil {
+		if _, err := w.Receive(&r, ""); err != nil {
 			if !errors.Is(err, io.EOF) && ctx.Err() == nil {
 				broken = fmt.Errorf("cannot read a request: %w", err)
 			}
@@ -85,13 +86,13 @@ func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
 	if err != nil {
 		last.Error = api.AsError(err)
 	}
-	_ = w.send(last, nil) // this fails if the daemon was killed
+	_ = w.Send(last, nil) // this fails if the daemon was killed
 	return errors.Join(broken, err)
 }
 
 // answer executes one request. It closes a descriptor as soon as it has sent it, so that the device ends with the
 // daemon.
-func answer(ctx context.Context, w *wire, local *Local, r request) {
+func answer(ctx context.Context, w *unixsocket.Conn, local *Local, r request) {
 	resp := response{ID: r.ID}
 	var f *os.File
 	var err error
@@ -113,25 +114,26 @@ func answer(ctx context.Context, w *wire, local *Local, r request) {
 	}
 	if err != nil {
 		resp.Error = api.AsError(err)
-	} else if f != nil {
-		resp.Name = f.Name()
 	}
 	// The reader notices a daemon that is gone.
-	_ = w.send(resp, f)
-	if f != nil {
-		f.Close()
+	if f == nil {
+		_ = w.Send(resp, nil)
+		return
 	}
+	resp.Name = f.Name()
+	_ = w.Send(resp, f)
+	f.Close()
 }
 
 // outbox queues the helper's unsolicited messages, so that a daemon that does not read (because it is stopped) does not
 // block the helper. A full queue drops messages: log lines are not worth a wait, and each change contains the whole
 // state.
 type outbox struct {
-	wire  *wire
+	wire  *unixsocket.Conn
 	queue chan response
 }
 
-func newOutbox(w *wire) *outbox { return &outbox{wire: w, queue: make(chan response, 64)} }
+func newOutbox(w *unixsocket.Conn) *outbox { return &outbox{wire: w, queue: make(chan response, 64)} }
 
 func (o *outbox) put(r response) {
 	select {
@@ -145,14 +147,14 @@ func (o *outbox) run(ctx context.Context) {
 	for {
 		select {
 		case r := <-o.queue:
-			if o.wire.send(r, nil) != nil {
+			if o.wire.Send(r, nil) != nil {
 				return
 			}
 		case <-ctx.Done():
 			for {
 				select {
 				case r := <-o.queue:
-					if o.wire.send(r, nil) != nil {
+					if o.wire.Send(r, nil) != nil {
 						return
 					}
 				default:

@@ -384,7 +384,7 @@ func TestServeRejectsInvalidRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := daemon.send(request{ID: 1, Op: "exec"}, w); err != nil {
+	if err := daemon.Send(request{ID: 1, Op: "exec"}, w); err != nil {
 		t.Fatal(err)
 	}
 	w.Close()
@@ -392,11 +392,11 @@ func TestServeRejectsInvalidRequests(t *testing.T) {
 		t.Errorf("the helper holds a descriptor that it was sent: %d, %v", n, err)
 	}
 	var got response
-	if _, err := daemon.receive(&got, false); err != nil || got.Error == nil ||
+	if _, err := daemon.Receive(&got, ""); err != nil || got.Error == nil ||
 		got.Error.Message != `the root helper refuses the operation "exec": it is unknown` {
 		t.Errorf("got %+v, %v", got.Error, err)
 	}
-	daemon.conn.Close()
+	daemon.Close()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/service"
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 const otherUID = testerUID + 1
@@ -163,8 +164,8 @@ func answering(t *testing.T, says any) string {
 			if err != nil {
 				return
 			}
-			if b, err := frame(says); err == nil && says != nil {
-				_, _ = conn.Write(b)
+			if says != nil {
+				_ = unixsocket.NewConn(conn.(*net.UnixConn), maxMessage).Send(says, nil)
 			}
 			conn.Close()
 		}

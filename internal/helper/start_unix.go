@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -207,7 +206,7 @@ func replaceable(path string) bool {
 
 // awaitReady reads and returns the helper's first message. It leaves socket open.
 func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) (first response, err error) {
-	conn, err := net.FileConn(socket)
+	conn, err := copyWire(socket)
 	if err != nil {
 		return first, err
 	}
@@ -216,7 +215,7 @@ func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) (fi
 		return first, err
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
-	if _, err := (&wire{conn: unixChannel{conn.(*net.UnixConn)}}).receive(&first, false); err != nil {
+	if _, err := conn.Receive(&first, ""); err != nil {
 		if ctx.Err() != nil {
 			return first, ctx.Err()
 		}

@@ -2,17 +2,15 @@ package helper
 
 import (
 	"errors"
-	"io"
 	"log/slog"
 	"os"
-	"sync"
-	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/unixsocket"
 )
 
-// Daemon and helper send JSON messages over a stream, one at a time in each direction. Each message is a frame
-// (frame.go). A descriptor arrives with the first byte of its message's frame.
+// Daemon and helper send JSON messages over a stream, one at a time in each direction. A descriptor
+// arrives with its message (unixsocket.Conn).
 //
 //	daemon                                  helper
 //	                                  ◀──   {"ready":true,"protocol":1}    once, read by Start
@@ -69,86 +67,23 @@ type logLine struct {
 	Attrs   []string   `json:"attrs,omitempty"` // key, value, key, value
 }
 
-// channel is one end of a stream between two processes. A file can travel beside its bytes. One goroutine may read
-// while another writes.
-type channel interface {
-	// Read discards files that come with the bytes.
-	io.ReadWriteCloser
-	// readWith is Read, but returns the file that came with the bytes, or nil. The caller owns it.
-	readWith(b []byte) (n int, f *os.File, err error)
-	// writeWith is Write. Unless f is nil, f goes with the first byte. The caller keeps f.
-	writeWith(b []byte, f *os.File) (n int, err error)
-	CloseRead() error
-	CloseWrite() error
-	SetWriteDeadline(t time.Time) error
+// maxMessage bounds a message in bytes: routes, named networks and domains of 16 links, each at its limit, are less.
+const maxMessage = 16 << 20
+
+// openWire returns the end of the stream that owns socket, which Start must have created.
+func openWire(socket *os.File) (*unixsocket.Conn, error) {
+	w, err := unixsocket.Open(socket, maxMessage)
+	if err != nil {
+		return nil, errors.New("not a socket of `kubevpn connect`")
+	}
+	return w, nil
 }
 
-// wire is one end of the stream. One goroutine may receive while any number send.
-type wire struct {
-	conn channel
-
-	sending sync.Mutex
-	broken  error // the first failed write, which may have sent a part of a frame
-}
-
-// openWire returns a wire that owns socket, which must be an end of the stream that Start creates.
-func openWire(socket *os.File) (*wire, error) {
-	defer socket.Close()
-	conn, err := openChannel(socket)
+// copyWire is openWire for a copy of socket, which stays open.
+func copyWire(socket *os.File) (*unixsocket.Conn, error) {
+	f, err := unixsocket.Dup(socket, "socket")
 	if err != nil {
 		return nil, err
 	}
-	return &wire{conn: conn}, nil
-}
-
-// send writes one message, and a descriptor with it if f is not nil. The caller keeps f.
-func (w *wire) send(message any, f *os.File) error {
-	b, err := frame(message)
-	if err != nil {
-		return err
-	}
-	w.sending.Lock()
-	defer w.sending.Unlock()
-	if w.broken == nil {
-		_, w.broken = w.conn.writeWith(b, f)
-	}
-	return w.broken
-}
-
-// receive reads one message into message, and returns the descriptor that came with it if files is true. At the end it
-// returns io.EOF.
-func (w *wire) receive(message any, files bool) (*os.File, error) {
-	if !files {
-		return nil, readFrame(w.conn, message)
-	}
-	c := collector{channel: w.conn}
-	if err := readFrame(&c, message); err != nil {
-		if c.file != nil {
-			c.file.Close()
-		}
-		return nil, err
-	}
-	return c.file, nil
-}
-
-// collector reads one message from a channel, and keeps the file that comes with it.
-type collector struct {
-	channel
-	file *os.File
-}
-
-// Read returns no bytes with an error: io.ReadFull drops the error of a read that completes what it wants.
-func (c *collector) Read(b []byte) (int, error) {
-	n, f, err := c.readWith(b)
-	if f != nil && c.file != nil {
-		f.Close()
-		return 0, errors.New("more than one descriptor came with a message")
-	}
-	if f != nil {
-		c.file = f
-	}
-	if err != nil {
-		return 0, err
-	}
-	return n, nil
+	return openWire(f)
 }

@@ -2,13 +2,12 @@ package manager
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/unixsocket"
 	"kubevpn/pkg/wakeup"
 )
 
@@ -20,7 +19,8 @@ const (
 	// acceptPause is the wait after an error.
 	acceptPause = time.Second
 
-	maxGatewayLine = 64 << 10
+	// maxGatewayMessage is the largest message of a gateway, in bytes.
+	maxGatewayMessage = 64 << 10
 )
 
 // serveGateways serves one gateway after the other until ctx ends. Meanwhile the next one waits in the listener's
@@ -55,15 +55,14 @@ func (m *Manager) serveGateways(ctx context.Context) error {
 }
 
 // sendNetworks writes the inner networks, and again after each change, until ctx or the connection ends.
-func (m *Manager) sendNetworks(ctx context.Context, conn net.Conn) error {
-	lines := json.NewEncoder(conn)
+func (m *Manager) sendNetworks(ctx context.Context, conn *unixsocket.Conn) error {
 	for {
 		networks, changed := m.router.networks()
 		if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return fmt.Errorf("cannot send the networks to the gateway: %w", err)
 		}
 		// No networks are an empty list, not null.
-		if err := lines.Encode(api.GatewayNetworks{Networks: append([]netip.Prefix{}, networks...)}); err != nil {
+		if err := conn.Send(api.GatewayNetworks{Networks: append([]netip.Prefix{}, networks...)}, nil); err != nil {
 			return fmt.Errorf("cannot send the networks to the gateway: %w", err)
 		}
 		select {

@@ -53,16 +53,14 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 			err = nil
 		}
 	}()
+	messages := unixsocket.NewConn(socket, maxGatewayMessage)
 	others.Go(func() {
-		if err := m.sendNetworks(ctx, conn); err != nil {
+		if err := m.sendNetworks(ctx, messages); err != nil {
 			cancel(err)
 		}
 	})
 
-	in := &descriptorReader{conn: socket}
-	defer in.close()
-	lines := api.NewLines(in, maxGatewayLine)
-	device, about, err := receiveDevice(in, lines)
+	device, about, err := receiveDevice(messages)
 	if err != nil {
 		return err
 	}
@@ -72,31 +70,38 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 		}
 	})
 	defer device.Close()
-	m.router.attach(&gateway{device: device, about: *about})
+	m.router.attach(&gateway{device: device, about: about})
 	defer m.router.attach(nil)
 	m.log.Info("gateway attached", "device", device.Name(), "mtu", about.MTU, "ipv4", about.IPv4, "ipv6", about.IPv6,
 		"backend", about.Backend)
 	defer m.log.Info("gateway detached")
 	for {
-		about, err := nextGateway(lines)
-		if err != nil {
-			return err
+		var about api.Gateway
+		if _, err := messages.Receive(&about, ""); err != nil { // only the first one may carry a descriptor
+			return gatewayError(err)
 		}
-		in.close() // only the first line may carry a descriptor
-		m.router.attach(&gateway{device: device, about: *about})
+		m.router.attach(&gateway{device: device, about: about})
 	}
 }
 
-// receiveDevice reads the gateway's first line, which comes with the descriptor of its device.
-func receiveDevice(in *descriptorReader, lines *api.Lines) (tun.Device, *api.Gateway, error) {
-	in.conn.SetReadDeadline(time.Now().Add(setupTimeout))
-	about, err := nextGateway(lines)
+// receiveDevice reads the gateway's first message, which comes with the descriptor of its device.
+func receiveDevice(messages *unixsocket.Conn) (device tun.Device, about api.Gateway, err error) {
+	messages.SetReadDeadline(time.Now().Add(setupTimeout))
+	f, err := messages.Receive(&about, "gateway")
 	if err != nil {
-		return nil, nil, err
+		return nil, about, gatewayError(err)
 	}
-	in.conn.SetReadDeadline(time.Time{})
-	device, err := adopt(in.take(), about.MTU)
+	messages.SetReadDeadline(time.Time{})
+	device, err = adopt(f, about.MTU)
 	return device, about, err
+}
+
+// gatewayError explains the error of a read, unless it is the end.
+func gatewayError(err error) error {
+	if err == io.EOF {
+		return err
+	}
+	return fmt.Errorf("cannot read from the gateway: %w", err)
 }
 
 // fromRoot returns an error unless the other end is a process of uid 0, because a gateway passes packets to the pod's
@@ -111,17 +116,6 @@ func fromRoot(conn *net.UnixConn) error {
 			who.Uid)
 	}
 	return nil
-}
-
-// nextGateway reads the gateway's next line. It returns io.EOF at the end.
-func nextGateway(lines *api.Lines) (*api.Gateway, error) {
-	var about api.Gateway
-	if err := lines.Next(&about); err == io.EOF {
-		return nil, err
-	} else if err != nil {
-		return nil, fmt.Errorf("cannot read from the gateway: %w", err)
-	}
-	return &about, nil
 }
 
 // adopt returns the Device of the descriptor that the gateway has sent. It owns f, which is nil if there was none.
@@ -145,43 +139,6 @@ func adopt(f *os.File, mtu int) (tun.Device, error) {
 		return nil, fmt.Errorf("the gateway sent a file that is not a TUN device: %w", err)
 	}
 	return tun.Adopt(f, request.Name(), mtu)
-}
-
-// descriptorReader reads bytes from a unix socket, and the descriptors that come with them.
-type descriptorReader struct {
-	conn  *net.UnixConn
-	files []*os.File
-}
-
-func (r *descriptorReader) Read(p []byte) (int, error) {
-	control := make([]byte, unix.CmsgSpace(4*16))
-	n, cn, _, _, err := r.conn.ReadMsgUnix(p, control)
-	if cn > 0 {
-		files, filesErr := unixsocket.Files(control[:cn], "gateway")
-		r.files = append(r.files, files...)
-		if filesErr != nil {
-			return n, filesErr
-		}
-	}
-	return n, err
-}
-
-// take returns the first descriptor, or nil, and closes the others. The caller owns the result.
-func (r *descriptorReader) take() *os.File {
-	if len(r.files) == 0 {
-		return nil
-	}
-	f := r.files[0]
-	r.files = r.files[1:]
-	r.close()
-	return f
-}
-
-func (r *descriptorReader) close() {
-	for _, f := range r.files {
-		f.Close()
-	}
-	r.files = nil
 }
 
 // podRoutes returns the networks to which the pod has routes, without those of loopback and of TUN devices, which

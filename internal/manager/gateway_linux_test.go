@@ -1,9 +1,8 @@
 package manager
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/json"
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/tun"
 	"kubevpn/pkg/datapath/tun/tuntest"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 const podDevice = "kubevpn-pod"
@@ -49,10 +49,9 @@ func listenIn(t *testing.T, pod *tuntest.Namespace) (l net.Listener) {
 
 // testGateway plays the gateway.
 type testGateway struct {
-	t     testing.TB
-	pod   *tuntest.Namespace
-	conn  *net.UnixConn
-	lines *bufio.Reader
+	t    testing.TB
+	pod  *tuntest.Namespace
+	conn *unixsocket.Conn
 }
 
 func dialGateway(t testing.TB, pod *tuntest.Namespace, before ...func() error) *testGateway {
@@ -66,7 +65,7 @@ func dialGateway(t testing.TB, pod *tuntest.Namespace, before ...func() error) *
 		}
 		conn, err := net.Dial("unix", api.GatewaySocket)
 		if err == nil {
-			g.conn = conn.(*net.UnixConn)
+			g.conn = unixsocket.NewConn(conn.(*net.UnixConn), maxGatewayMessage)
 		}
 		return err
 	}); err != nil {
@@ -74,25 +73,20 @@ func dialGateway(t testing.TB, pod *tuntest.Namespace, before ...func() error) *
 	}
 	t.Cleanup(func() { g.conn.Close() })
 	g.conn.SetDeadline(time.Now().Add(testTimeout))
-	g.lines = bufio.NewReader(g.conn)
 	return g
 }
 
-// networks reads the manager's next line.
+// networks reads the manager's next message.
 func (g *testGateway) networks() []netip.Prefix {
 	g.t.Helper()
-	line, err := g.lines.ReadBytes('\n')
-	if err != nil {
-		g.t.Fatal(err)
-	}
 	var networks api.GatewayNetworks
-	if err := json.Unmarshal(line, &networks); err != nil {
+	if _, err := g.conn.Receive(&networks, ""); err != nil {
 		g.t.Fatal(err)
 	}
 	return networks.Networks
 }
 
-// until reads lines until one has n networks.
+// until reads messages until one has n networks.
 func (g *testGateway) until(n int) []netip.Prefix {
 	g.t.Helper()
 	for {
@@ -106,7 +100,7 @@ func (g *testGateway) until(n int) []netip.Prefix {
 func (g *testGateway) ended() {
 	g.t.Helper()
 	for {
-		if _, err := g.lines.ReadBytes('\n'); err != nil {
+		if _, err := g.conn.Receive(new(api.GatewayNetworks), ""); err != nil {
 			if os.IsTimeout(err) {
 				g.t.Fatal("the manager keeps the connection")
 			}
@@ -131,25 +125,24 @@ func (g *testGateway) device(about string) {
 	g.hand(about, f)
 }
 
-// hand sends a line in two pieces, with a file.
-func (g *testGateway) hand(line string, f *os.File) {
+// hand sends a message in two pieces, with a file unless f is nil.
+func (g *testGateway) hand(message string, f *os.File) {
 	g.t.Helper()
-	raw, err := f.SyscallConn()
-	if err != nil {
+	b := append(binary.BigEndian.AppendUint32(nil, uint32(len(message))), message...)
+	if f != nil {
+		if _, err := unixsocket.Send(g.conn.UnixConn, b[:3], f); err != nil {
+			g.t.Fatal(err)
+		}
+		b = b[3:]
+	}
+	if _, err := g.conn.Write(b); err != nil {
 		g.t.Fatal(err)
 	}
-	var sent error
-	if err := raw.Control(func(fd uintptr) { _, _, sent = g.conn.WriteMsgUnix([]byte(line[:3]), unix.UnixRights(int(fd)), nil) }); err != nil || sent != nil {
-		g.t.Fatal(err, sent)
-	}
-	g.say(line[3:])
 }
 
-func (g *testGateway) say(line string) {
+func (g *testGateway) say(message string) {
 	g.t.Helper()
-	if _, err := g.conn.Write([]byte(line + "\n")); err != nil {
-		g.t.Fatal(err)
-	}
+	g.hand(message, nil)
 }
 
 func (g *testGateway) hasDevice() bool {
@@ -270,14 +263,15 @@ func TestGatewayMustBeRootWithATUN(t *testing.T) {
 			}
 			return nil
 		}}, func(g *testGateway) {
-			if line, err := g.lines.ReadBytes('\n'); err == nil {
-				t.Errorf("the manager sent it %s", line)
+			var sent api.GatewayNetworks
+			if _, err := g.conn.Receive(&sent, ""); err == nil {
+				t.Errorf("the manager sent it %+v", sent)
 			}
 		}},
 		{"no-device", nil, func(g *testGateway) { g.say(aboutGateway) }},
 		{"another-file", nil, func(g *testGateway) { g.hand(aboutGateway, file) }},
 		{"no-json", nil, func(g *testGateway) { g.say("hello") }},
-		{"endless-line", nil, func(g *testGateway) { g.conn.Write(bytes.Repeat([]byte(" "), maxGatewayLine+1)) }},
+		{"too-long", nil, func(g *testGateway) { g.say(strings.Repeat(" ", maxGatewayMessage+1)) }},
 		{"goes-at-once", nil, func(g *testGateway) { g.conn.CloseWrite() }},
 	}
 	for _, tt := range tests {

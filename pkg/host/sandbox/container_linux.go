@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/host/subreaper"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 const (
@@ -31,12 +32,8 @@ const (
 // routes. Serve writes /etc/resolv.conf in place, because an engine bind-mounts it from a file that all containers of
 // one network share.
 func Serve(conn *net.UnixConn, volumes string) error {
-	w, err := newControl(conn)
-	if err != nil {
-		return err
-	}
-	defer w.conn.Close()
-	f := newServer(w, ContainerInterface)
+	defer conn.Close()
+	f := newServer(unixsocket.NewConn(conn, maxMessage), ContainerInterface)
 	f.setNames = func(n *Network) error { return os.WriteFile("/etc/resolv.conf", []byte(n.resolvConf()), 0o644) }
 	device, err := f.prepare(volumes)
 	if err != nil {
@@ -53,11 +50,7 @@ func Serve(conn *net.UnixConn, volumes string) error {
 func ServeProgram(
 	conn *net.UnixConn, start func(subreaper.Program) (*subreaper.Process, error),
 ) (exit int, err error) {
-	w, err := newControl(conn)
-	if err != nil {
-		return 0, err
-	}
-	s := newServer(w, "")
+	s := newServer(unixsocket.NewConn(conn, maxMessage), "")
 	s.start = start
 	s.sendReady(nil)
 	go func() {

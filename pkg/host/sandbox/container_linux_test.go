@@ -2,7 +2,6 @@ package sandbox_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -74,7 +73,7 @@ func serveIn(socket string) error {
 		return err
 	}
 	go http.Serve(l, nil)
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return err
 	}
@@ -87,7 +86,7 @@ func serveIn(socket string) error {
 
 // serveProgramAt acts as the first process of a container that runs a program.
 func serveProgramAt(socket string) error {
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return err
 	}
@@ -108,7 +107,7 @@ func serveProgramAt(socket string) error {
 func attachProgram(t *testing.T) (*sandbox.Remote, *exec.Cmd) {
 	t.Helper()
 	socket := t.TempDir() + "/socket"
-	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +211,7 @@ func TestContainerGetsVolumesAndRunsPrograms(t *testing.T) {
 	if err := os.Mkdir(dir+"/volumes", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: dir + "/socket", Net: "unixpacket"})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/socket", Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,27 +301,25 @@ func TestContainerGetsVolumesAndRunsPrograms(t *testing.T) {
 	}
 }
 
-// socketPair returns both ends of a pair of sockets.
-func socketPair(t *testing.T, kind int) (a, b *net.UnixConn) {
+// socketPair returns both ends of a stream.
+func socketPair(t *testing.T) (a *net.UnixConn, b *unixsocket.Conn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	first, second, err := unixsocket.Pair("socket")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ends [2]*net.UnixConn
-	for n, fd := range fds {
-		f := os.NewFile(uintptr(fd), "socket")
-		conn, err := net.FileConn(f)
-		if err := errors.Join(err, f.Close()); err != nil {
-			t.Fatal(err)
-		}
-		ends[n] = conn.(*net.UnixConn)
+	ours, err := unixsocket.Open(first, 1<<20)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return ends[0], ends[1]
+	if b, err = unixsocket.Open(second, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	return ours.UnixConn, b
 }
 
 func TestAttachEndsWithItsContext(t *testing.T) {
-	conn, other := socketPair(t, unix.SOCK_SEQPACKET)
+	conn, other := socketPair(t)
 	defer other.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -331,42 +328,29 @@ func TestAttachEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestAttachNeedsPackets(t *testing.T) {
-	conn, other := socketPair(t, unix.SOCK_STREAM)
-	defer other.Close()
-	if _, err := sandbox.Attach(t.Context(), conn, nil); err == nil {
-		t.Error("Attach accepted a stream socket")
-	}
-}
-
 // attachTo attaches to a peer that answers every request with path.
 func attachTo(t *testing.T, path string) *sandbox.Remote {
 	t.Helper()
-	conn, other := socketPair(t, unix.SOCK_SEQPACKET)
+	conn, other := socketPair(t)
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
 		defer other.Close()
-		answer, err := json.Marshal(map[string]any{"path": path})
-		if err != nil {
+		if err := other.Send(map[string]any{"ready": true}, nil); err != nil {
 			t.Error(err)
 			return
 		}
-		if _, err := other.Write([]byte(`{"ready":true}`)); err != nil {
-			t.Error(err)
-			return
-		}
-		for oob := make([]byte, 64); ; {
-			_, n, _, _, err := other.ReadMsgUnix(make([]byte, 64<<10), oob)
-			if err != nil || n == 0 {
+		for {
+			f, err := other.Receive(&struct{}{}, "request")
+			if err != nil {
 				return
 			}
-			request, err := unixsocket.File(oob[:n], "request")
+			request, err := unixsocket.Open(f, 1<<20)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			if _, err := request.Write(answer); err != nil {
+			if err := request.Send(map[string]any{"path": path}, nil); err != nil {
 				t.Error(err)
 			}
 			request.Close()

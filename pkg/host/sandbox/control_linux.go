@@ -1,23 +1,15 @@
 package sandbox
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"os"
-	"sync"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/host/subreaper"
 	"kubevpn/pkg/host/unixsocket"
 )
 
-// The control socket is a SOCK_SEQPACKET socket. Each packet is one JSON message; some carry a descriptor.
+// The control socket is a unix stream socket. Some of its JSON messages carry a descriptor (unixsocket.Conn).
 //
 //	parent                                   init
 //	a file (memfd): the plan           ──▶
@@ -28,7 +20,7 @@ import (
 //	                                   ◀──   {"ended":...}, and init's end
 //	death                              ──▶   init's end
 //
-// Each request has a socket of its own, of the same type, which the parent closes to cancel a dial:
+// Each request has a socket of its own, which the parent closes to cancel a dial:
 //
 //	{"network":...}                    ──▶
 //	                                   ◀──   {}                                or {"error":...}
@@ -90,100 +82,14 @@ type logLine struct {
 	Attrs   []string   `json:"attrs,omitempty"` // key, value, key, value
 }
 
-// controlConn is one end of the control socket. One goroutine may receive while others send.
-type controlConn struct {
-	conn    *net.UnixConn
-	files   string // name of received files
-	sending sync.Mutex
-}
-
 // newPair returns both ends of a new control socket.
-func newPair() (ours *controlConn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+func newPair() (ours *unixsocket.Conn, theirs *os.File, err error) {
+	file, theirs, err := unixsocket.Pair("control")
 	if err != nil {
 		return nil, nil, fmt.Errorf("creating a control socket: %w", err)
 	}
-	theirs = os.NewFile(uintptr(fds[1]), "control")
-	if ours, err = openControl(os.NewFile(uintptr(fds[0]), "control")); err != nil {
+	if ours, err = unixsocket.Open(file, maxMessage); err != nil {
 		theirs.Close()
 	}
 	return ours, theirs, err
-}
-
-// openControl returns the control socket of file, which it closes.
-func openControl(file *os.File) (*controlConn, error) {
-	defer file.Close()
-	conn, err := net.FileConn(file)
-	if err != nil {
-		return nil, err
-	}
-	socket, ok := conn.(*net.UnixConn)
-	if !ok {
-		conn.Close()
-		return nil, errNotControl
-	}
-	return newControl(socket)
-}
-
-var errNotControl = errors.New("not a control socket, which is a unix socket of type SOCK_SEQPACKET")
-
-// newControl returns a controlConn that owns conn.
-func newControl(conn *net.UnixConn) (*controlConn, error) {
-	if conn.LocalAddr().Network() != "unixpacket" {
-		conn.Close()
-		return nil, errNotControl
-	}
-	return &controlConn{conn: conn}, nil
-}
-
-// send writes one message, with the descriptor of f unless f is nil. It does not close f.
-func (w *controlConn) send(message any, f syscall.Conn) error {
-	b, err := json.Marshal(message)
-	if err != nil {
-		return err
-	}
-	if len(b) > maxMessage {
-		return fmt.Errorf("message of %d bytes is longer than %d", len(b), maxMessage)
-	}
-	w.sending.Lock()
-	defer w.sending.Unlock()
-	_, err = unixsocket.Send(w.conn, b, f)
-	return err
-}
-
-// receive reads one message and its file, if it has one. It returns io.EOF when the other end has closed the socket.
-func (w *controlConn) receive(message any) (*os.File, error) {
-	packet, oob := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(4))
-	var n, oobn int
-	var err error
-	for range 3 {
-		n, oobn, _, _, err = w.conn.ReadMsgUnix(packet, oob)
-		if err == nil && n == 0 {
-			err = io.EOF
-		}
-		// The kernel may report each of these once before the last messages: that the other end died with unread data,
-		// and the end, if the other end sent and closed after the kernel had found the queue empty.
-		if !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, io.EOF) {
-			break
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	var f *os.File
-	if oobn > 0 {
-		if f, err = unixsocket.File(oob[:oobn], w.files); err != nil {
-			return nil, err
-		}
-	}
-	if n > maxMessage {
-		err = fmt.Errorf("message is longer than %d bytes", maxMessage)
-	} else {
-		err = json.Unmarshal(packet[:n], message)
-	}
-	if err != nil && f != nil {
-		f.Close()
-		f = nil
-	}
-	return f, err
 }

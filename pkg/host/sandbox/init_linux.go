@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/host/subreaper"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // errNotInit is the error for a user who runs the hidden command.
@@ -24,7 +25,7 @@ func Init() error {
 	}
 	unix.CloseOnExec(controlFD)
 	unix.CloseOnExec(planFD)
-	control, err := openControl(os.NewFile(controlFD, "control"))
+	control, err := unixsocket.Open(os.NewFile(controlFD, "control"), maxMessage)
 	if err != nil {
 		return fmt.Errorf("%w (%w)", errNotInit, err)
 	}

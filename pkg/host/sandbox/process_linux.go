@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/host/subreaper"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // Descriptors that init inherits.
@@ -180,7 +181,7 @@ func (s *Sandbox) command() (*exec.Cmd, error) {
 
 // connect adds the plan and one end of the control socket to cmd.ExtraFiles, which the caller closes, and returns
 // the other end.
-func (s *Sandbox) connect(cmd *exec.Cmd) (*controlConn, error) {
+func (s *Sandbox) connect(cmd *exec.Cmd) (*unixsocket.Conn, error) {
 	dir := s.cfg.Dir
 	if dir == "" {
 		var err error
@@ -218,7 +219,7 @@ func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) 
 	defer runtime.UnlockOSThread()
 	defer close(p.done)
 	if err := cmd.Start(); err != nil {
-		p.remote.control.conn.Close()
+		p.remote.control.Close()
 		p.terminal.close()
 		begun <- err
 		return

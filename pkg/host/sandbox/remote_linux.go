@@ -13,12 +13,14 @@ import (
 	"syscall"
 
 	"kubevpn/pkg/host/subreaper"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // Remote is the end of a control socket that gives orders to the first process of a sandbox or of a container. Its
 // methods are safe for concurrent use.
 type Remote struct {
-	control *controlConn
+	control *unixsocket.Conn
+	link    string // name of received files
 	log     *slog.Logger
 	tun     *os.File      // valid after ready; nil without a network
 	ready   chan error    // receives once: nil, or the error of the other end
@@ -26,20 +28,16 @@ type Remote struct {
 	ended   *ExitStatus
 }
 
-// newRemote returns a Remote that owns w. Files that it receives get the name link.
-func newRemote(w *controlConn, link string, log *slog.Logger) *Remote {
-	w.files = link
-	return &Remote{control: w, log: log, ready: make(chan error, 1), done: make(chan struct{})}
+// newRemote returns a Remote that owns w. link becomes the name of the files that it receives.
+func newRemote(w *unixsocket.Conn, link string, log *slog.Logger) *Remote {
+	return &Remote{control: w, link: link, log: log, ready: make(chan error, 1), done: make(chan struct{})}
 }
 
 // Attach waits until [Serve] or [ServeProgram] is ready at the other end of conn. It owns conn, and closes it after an
 // error or when ctx ends first.
 func Attach(ctx context.Context, conn *net.UnixConn, logger *slog.Logger) (*Remote, error) {
-	w, err := newControl(conn)
-	if err != nil {
-		return nil, err
-	}
-	r := newRemote(w, ContainerInterface, cmp.Or(logger, slog.New(slog.DiscardHandler)))
+	r := newRemote(unixsocket.NewConn(conn, maxMessage), ContainerInterface,
+		cmp.Or(logger, slog.New(slog.DiscardHandler)))
 	go r.listen()
 	if err := r.wait(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("attaching to a container: %w", err), r.Close())
@@ -70,7 +68,7 @@ func (r *Remote) listen() {
 	ready := false // or failed
 	for r.ended == nil {
 		var in report
-		file, err := r.control.receive(&in)
+		file, err := r.control.Receive(&in, r.link)
 		if err != nil {
 			return
 		}
@@ -108,17 +106,16 @@ func (r *Remote) ask(ctx context.Context, o order, payload syscall.Conn) (report
 	if err != nil {
 		return answer, nil, err
 	}
-	defer ours.conn.Close()
-	ours.files = r.control.files
-	if err = ours.send(o, payload); err == nil && r.control.send(order{}, theirs) != nil {
+	defer ours.Close()
+	if err = ours.Send(o, payload); err == nil && r.control.Send(order{}, theirs) != nil {
 		err = os.ErrProcessDone
 	}
 	theirs.Close()
 	if err != nil {
 		return answer, nil, err
 	}
-	defer context.AfterFunc(ctx, func() { ours.conn.Close() })()
-	file, err := ours.receive(&answer)
+	defer context.AfterFunc(ctx, func() { ours.Close() })()
+	file, err := ours.Receive(&answer, r.link)
 	switch {
 	case ctx.Err() != nil:
 		err = ctx.Err()
@@ -214,7 +211,7 @@ func (r *Remote) Run(ctx context.Context, p subreaper.Program) error {
 func (r *Remote) Signal(s syscall.Signal) error { return r.signal(s, false) }
 
 func (r *Remote) signal(s syscall.Signal, ofTerminal bool) error {
-	if err := r.control.send(order{Signal: int(s), OfTerminal: ofTerminal}, nil); err != nil {
+	if err := r.control.Send(order{Signal: int(s), OfTerminal: ofTerminal}, nil); err != nil {
 		return os.ErrProcessDone
 	}
 	return nil
@@ -228,7 +225,7 @@ func (r *Remote) Ended() *ExitStatus { return r.ended }
 
 // Close ends the other end.
 func (r *Remote) Close() error {
-	err := r.control.conn.Close()
+	err := r.control.Close()
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}

@@ -13,11 +13,12 @@ import (
 
 	"kubevpn/pkg/host/route"
 	"kubevpn/pkg/host/subreaper"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // server is the end of a control socket that executes orders: the part that Init, Serve and ServeProgram share.
 type server struct {
-	control  *controlConn
+	control  *unixsocket.Conn
 	link     string // the TUN's name
 	router   *route.Router
 	setNames func(*Network) error // configures the resolver
@@ -28,12 +29,12 @@ type server struct {
 	started chan *subreaper.Process // receives it once
 }
 
-func newServer(w *controlConn, link string) *server {
+func newServer(w *unixsocket.Conn, link string) *server {
 	return &server{control: w, link: link, router: route.New(), started: make(chan *subreaper.Process, 1)}
 }
 
 // send sends a report. An error means that the client has gone, which the next receive reports.
-func (s *server) send(r report, file syscall.Conn) { _ = s.control.send(r, file) }
+func (s *server) send(r report, file syscall.Conn) { _ = s.control.Send(r, file) }
 
 func (s *server) log(level slog.Level, message string, attrs ...string) {
 	s.send(report{Log: &logLine{Level: level, Message: message, Attrs: attrs}}, nil)
@@ -42,20 +43,20 @@ func (s *server) log(level slog.Level, message string, attrs ...string) {
 // request is an order and the socket for its answer.
 type request struct {
 	order
-	socket *controlConn // nil: the order has no answer
-	file   *os.File     // may be nil
+	socket *unixsocket.Conn // nil: the order has no answer
+	file   *os.File         // may be nil
 }
 
 // receive waits for the next order.
 func (s *server) receive() (r request, err error) {
-	file, err := s.control.receive(&r.order)
+	file, err := s.control.Receive(&r.order, "control")
 	if err != nil || file == nil {
 		return r, err
 	}
-	if r.socket, err = openControl(file); err != nil {
+	if r.socket, err = unixsocket.Open(file, maxMessage); err != nil {
 		return r, err
 	}
-	if r.file, err = r.socket.receive(&r.order); err != nil {
+	if r.file, err = r.socket.Receive(&r.order, "request"); err != nil {
 		r.close()
 	}
 	return r, err
@@ -64,12 +65,12 @@ func (s *server) receive() (r request, err error) {
 // answer sends a report and closes the request. An error means that the client no longer waits.
 func (r *request) answer(out report, err error, file syscall.Conn) {
 	out.Error = subreaper.NewFailure(err)
-	_ = r.socket.send(out, file)
+	_ = r.socket.Send(out, file)
 	r.close()
 }
 
 func (r *request) close() {
-	r.socket.conn.Close()
+	r.socket.Close()
 	if r.file != nil {
 		r.file.Close()
 	}
@@ -174,7 +175,7 @@ func (s *server) dial(r request) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer cancel()
-		_, _ = r.socket.receive(&order{}) // ends with the client's end, or with ours
+		_, _ = r.socket.Receive(&order{}, "") // ends with the client's end, or with ours
 	}()
 	conn, err := new(net.Dialer).DialContext(ctx, r.Dial.Network, r.Dial.Address)
 	if err != nil {

@@ -27,48 +27,35 @@ func Pair(name string) (a, b *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name), nil
 }
 
-// Files returns the files that came with a message, each named name. oob contains the control messages that
-// net.UnixConn.ReadMsgUnix read, which also sets close-on-exec. The caller owns the files. After an error, none is
-// open.
-func Files(oob []byte, name string) ([]*os.File, error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read control messages: %w", err)
+// Receive reads into b once, and returns the file that came with the bytes, named name, or nil. The caller owns the
+// file, which is close-on-exec. If more than one came, Receive returns an error, and none is open.
+func Receive(conn *net.UnixConn, b []byte, name string) (n int, f *os.File, err error) {
+	oob := make([]byte, unix.CmsgSpace(2*4)) // room for a second one, which this process then sees and closes
+	n, oobn, flags, _, err := conn.ReadMsgUnix(b, oob)
+	if err != nil || oobn == 0 && flags&unix.MSG_CTRUNC == 0 {
+		return n, nil, err
 	}
-	var files []*os.File
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil {
+		return n, nil, fmt.Errorf("cannot read control messages: %w", err)
+	}
+	var fds []int
 	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue // a message of another kind
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), name))
+		if more, err := unix.ParseUnixRights(&messages[i]); err == nil { // else a message of another kind
+			fds = append(fds, more...)
 		}
 	}
-	return files, nil
+	if len(fds) == 1 && flags&unix.MSG_CTRUNC == 0 {
+		return n, os.NewFile(uintptr(fds[0]), name), nil
+	}
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+	return n, nil, fmt.Errorf("received %d or more descriptors instead of one", len(fds))
 }
 
-// File returns the only file that came with a message, like Files. It returns an error if there is none, or more than
-// one.
-func File(oob []byte, name string) (*os.File, error) {
-	files, err := Files(oob, name)
-	if err != nil {
-		return nil, err
-	}
-	if len(files) != 1 {
-		for _, f := range files {
-			f.Close()
-		}
-		return nil, fmt.Errorf("received %d descriptors instead of one", len(files))
-	}
-	return files[0], nil
-}
-
-// Send writes b, with the descriptor of f unless f is nil, and returns how many bytes it wrote. It does not close f.
+// Send writes b once with the descriptor of f, and returns how many bytes it wrote. It does not close f.
 func Send(conn *net.UnixConn, b []byte, f syscall.Conn) (n int, err error) {
-	if f == nil {
-		return conn.Write(b)
-	}
 	// Not os.File.Fd, which makes the descriptor a blocking one, for the other end too.
 	raw, err := f.SyscallConn()
 	if err != nil {

@@ -28,8 +28,8 @@ func pair(t *testing.T) (a, b *net.UnixConn) {
 	return ends[0], ends[1]
 }
 
-// pass sends a byte with that many descriptors, and returns the control messages that arrive with it.
-func pass(t *testing.T, descriptors int) []byte {
+// pass sends a byte with that many descriptors, and returns the other end.
+func pass(t *testing.T, descriptors int) *net.UnixConn {
 	t.Helper()
 	a, b := pair(t)
 	var rights []byte
@@ -43,38 +43,33 @@ func pass(t *testing.T, descriptors int) []byte {
 	if _, _, err := a.WriteMsgUnix([]byte{0}, rights, nil); err != nil {
 		t.Fatal(err)
 	}
-	oob := make([]byte, unix.CmsgSpace(4*4))
-	_, n, _, _, err := b.ReadMsgUnix(make([]byte, 1), oob)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return oob[:n]
+	return b
 }
 
-func TestFileReturnsTheOnlyFileOfAMessage(t *testing.T) {
-	f, err := File(pass(t, 1), "it")
-	if err != nil {
-		t.Fatal(err)
+func TestReceiveReturnsTheOnlyFileOfAMessage(t *testing.T) {
+	n, f, err := Receive(pass(t, 1), make([]byte, 1), "it")
+	if err != nil || n != 1 {
+		t.Fatal(n, err)
 	}
 	defer f.Close()
 	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 || f.Name() != "it" {
 		t.Errorf("%q, flags %d, %v", f.Name(), flags, err)
 	}
+	if n, f, err := Receive(pass(t, 0), make([]byte, 1), "it"); n != 1 || f != nil || err != nil {
+		t.Errorf("without a descriptor: %d, %v, %v", n, f, err)
+	}
 }
 
-func TestFileClosesWhatItRejects(t *testing.T) {
-	for _, descriptors := range []int{0, 2} {
+func TestReceiveClosesWhatItRejects(t *testing.T) {
+	for _, descriptors := range []int{2, 3, 100} { // the kernel discards those without room
 		before := open(t)
-		if f, err := File(pass(t, descriptors), "it"); err == nil {
+		if _, f, err := Receive(pass(t, descriptors), make([]byte, 1), "it"); err == nil {
 			t.Errorf("%d descriptors: %v", descriptors, f)
 		}
 		// Both ends of the pair stay open until the test ends.
 		if after := open(t); after != before+2 {
 			t.Errorf("%d descriptors: %d are open, want %d", descriptors, after, before+2)
 		}
-	}
-	if f, err := File([]byte{1, 2, 3}, "it"); err == nil {
-		t.Errorf("garbage: %v", f)
 	}
 }
 

@@ -1,33 +1,39 @@
 //go:build unix
 
-package helper
+package unixsocket
 
 import (
 	"io"
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-// wires returns both ends of a stream.
-func wires(t *testing.T) (daemon, helper *wire) {
+// conns returns both ends of a stream.
+func conns(t *testing.T) (a, b *Conn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	first, second, err := Pair("stream")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ends [2]*wire
-	for i, fd := range fds {
-		unix.CloseOnExec(fd)
-		if ends[i], err = openWire(os.NewFile(uintptr(fd), "stream")); err != nil {
+	var ends [2]*Conn
+	for i, f := range []*os.File{first, second} {
+		if ends[i], err = Open(f, limit); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { ends[i].conn.Close() })
+		t.Cleanup(func() { ends[i].Close() })
 	}
 	return ends[0], ends[1]
+}
+
+// request is a message.
+type request struct {
+	ID   uint64
+	Name string
 }
 
 // pipe returns a pipe whose write end is still to be sent.
@@ -42,28 +48,28 @@ func pipe(t *testing.T) (read, write *os.File) {
 }
 
 func TestDescriptorArrivesWithItsMessage(t *testing.T) {
-	daemon, helper := wires(t)
+	a, b := conns(t)
 	read, write := pipe(t)
 	long := strings.Repeat("x", 4<<20) // more than the socket holds
 	sent := make(chan error, 1)
 	go func() {
 		for _, m := range []struct {
 			message string
-			f       *os.File
+			f       syscall.Conn
 		}{{"before", nil}, {long, write}, {"after", nil}, {"short", write}} {
-			if err := helper.send(response{Name: m.message}, m.f); err != nil {
+			if err := b.Send(request{Name: m.message}, m.f); err != nil {
 				sent <- err
 				return
 			}
 		}
-		sent <- helper.conn.Close()
+		sent <- b.Close()
 	}()
 	for _, want := range []struct {
 		message string
 		file    bool
 	}{{"before", false}, {long, true}, {"after", false}, {"short", true}} {
-		var r response
-		f, err := daemon.receive(&r, true)
+		var r request
+		f, err := a.Receive(&r, "it")
 		if err != nil || r.Name != want.message || (f != nil) != want.file {
 			t.Fatalf("received %d bytes, file %v, %v; want %d, %v", len(r.Name), f, err, len(want.message), want.file)
 		}
@@ -78,7 +84,7 @@ func TestDescriptorArrivesWithItsMessage(t *testing.T) {
 		}
 		f.Close()
 	}
-	if _, err := daemon.receive(new(response), true); err != io.EOF {
+	if _, err := a.Receive(new(request), "it"); err != io.EOF {
 		t.Errorf("at the end: %v", err)
 	}
 	if err := <-sent; err != nil {
@@ -90,27 +96,27 @@ func TestDescriptorArrivesWithItsMessage(t *testing.T) {
 	}
 }
 
-// The helper takes no descriptors, and the daemon one with each message.
+// Without a name, Receive takes no descriptors, otherwise one with each message.
 func TestUnexpectedDescriptorsAreClosed(t *testing.T) {
-	daemon, helper := wires(t)
+	a, b := conns(t)
 	read, write := pipe(t)
-	if err := daemon.send(request{ID: 1}, write); err != nil {
+	if err := a.Send(request{ID: 1}, write); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := helper.receive(new(request), false); f != nil || err != nil {
-		t.Errorf("the helper received %v, %v", f, err)
+	if f, err := b.Receive(new(request), ""); f != nil || err != nil {
+		t.Errorf("received %v, %v", f, err)
 	}
-	b, err := frame(response{ID: 1})
+	whole, err := frame(request{ID: 1}, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, piece := range [][]byte{b[:3], b[3:]} { // each with a descriptor
-		if _, err := helper.conn.writeWith(piece, write); err != nil {
+	for _, piece := range [][]byte{whole[:3], whole[3:]} { // each with a descriptor
+		if _, err := Send(b.UnixConn, piece, write); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if f, err := daemon.receive(new(response), true); f != nil || err == nil || !strings.Contains(err.Error(), "more than one") {
-		t.Errorf("the daemon received %v, %v", f, err)
+	if f, err := a.Receive(new(request), "it"); f != nil || err == nil || !strings.Contains(err.Error(), "more than one") {
+		t.Errorf("received %v, %v", f, err)
 	}
 	write.Close()
 	if n, err := read.Read(make([]byte, 1)); n != 0 || err != io.EOF {
@@ -119,13 +125,13 @@ func TestUnexpectedDescriptorsAreClosed(t *testing.T) {
 }
 
 func TestConcurrentMessagesStayWhole(t *testing.T) {
-	daemon, helper := wires(t)
+	a, b := conns(t)
 	const senders, each = 8, 50
 	var sending sync.WaitGroup
 	for i := range senders {
 		sending.Go(func() {
 			for range each {
-				if err := daemon.send(request{ID: uint64(i), Name: strings.Repeat("x", 1000*i)}, nil); err != nil {
+				if err := a.Send(request{ID: uint64(i), Name: strings.Repeat("x", 1000*i)}, nil); err != nil {
 					t.Error(err)
 					return
 				}
@@ -134,12 +140,12 @@ func TestConcurrentMessagesStayWhole(t *testing.T) {
 	}
 	go func() {
 		sending.Wait()
-		_ = daemon.conn.CloseWrite() // receive sees it
+		_ = a.CloseWrite() // receive sees it
 	}()
 	received := 0
 	for {
 		var r request
-		_, err := helper.receive(&r, false)
+		_, err := b.Receive(&r, "")
 		if err == io.EOF {
 			break
 		}
@@ -152,31 +158,31 @@ func TestConcurrentMessagesStayWhole(t *testing.T) {
 		t.Errorf("received %d messages", received)
 	}
 	// The other direction is still open.
-	if err := helper.send(response{Closed: true}, nil); err != nil {
+	if err := b.Send(request{ID: 1}, nil); err != nil {
 		t.Error(err)
 	}
-	if _, err := daemon.receive(new(response), true); err != nil {
+	if _, err := a.Receive(new(request), "it"); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestSendFailsAfterAPartOfAMessage(t *testing.T) {
-	daemon, helper := wires(t)
+	a, b := conns(t)
 	first := make(chan error, 1)
-	go func() { first <- helper.send(response{Name: strings.Repeat("x", 8<<20)}, nil) }() // more than the socket holds
-	if _, err := daemon.conn.Read(make([]byte, 1)); err != nil {
+	go func() { first <- b.Send(request{Name: strings.Repeat("x", 8<<20)}, nil) }() // more than the socket holds
+	if _, err := a.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := daemon.conn.Close(); err != nil { // CloseRead would not wake a send that waits for room
+	if err := a.Close(); err != nil { // CloseRead would not wake a send that waits for room
 		t.Fatal(err)
 	}
 	err := <-first
-	if err == nil || helper.send(response{}, nil) != err {
+	if err == nil || b.Send(request{}, nil) != err {
 		t.Errorf("send: %v, and then not the same", err)
 	}
 }
 
-func TestOnlyAStreamOfTheDaemonIsAWire(t *testing.T) {
+func TestOpenAcceptsOnlyUnixStreams(t *testing.T) {
 	_, write := pipe(t)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -190,8 +196,8 @@ func TestOnlyAStreamOfTheDaemonIsAWire(t *testing.T) {
 	for name, f := range map[string]*os.File{
 		"pipe": write, "datagrams": os.NewFile(uintptr(fds[0]), "datagrams"), "tcp": os.NewFile(uintptr(tcp), "tcp"),
 	} {
-		if _, err := openWire(f); err == nil || err.Error() != "not a socket of `kubevpn connect`" {
-			t.Errorf("%s: %v", name, err)
+		if _, err := Open(f, limit); err == nil {
+			t.Errorf("Open accepted %s", name)
 		}
 	}
 }
