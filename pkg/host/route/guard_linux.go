@@ -166,12 +166,9 @@ func (g *guard) refresh() error {
 // defaultRoutes returns the sorted indices of the interfaces with a default route of either family, in any table.
 // Halves of a default route count, such as OpenVPN's 0.0.0.0/1. The caller holds mu.
 func (g *guard) defaultRoutes() ([]int, error) {
-	routes, err := dump(func() ([]netlink.Route, error) {
-		return g.handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
-			netlink.RT_FILTER_TABLE)
-	})
+	routes, err := allRoutes(g.handle)
 	if err != nil {
-		return nil, fmt.Errorf("listing routes: %w", err)
+		return nil, err
 	}
 	var out []int
 	for _, r := range routes {

@@ -76,17 +76,26 @@ func (l links) readAddrs(h *netlink.Handle, ignoreLinks []string) ([]localAddr, 
 	return out, nil
 }
 
-func (l links) readRoutes(h *netlink.Handle, ignoreLinks []string) ([]localRoute, error) {
-	early, err := earlyTables(h)
-	if err != nil {
-		return nil, err
-	}
+// allRoutes returns the routes of all tables.
+func allRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 	routes, err := dump(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
 			netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing routes: %w", err)
+	}
+	return routes, nil
+}
+
+func (l links) readRoutes(h *netlink.Handle, ignoreLinks []string) ([]localRoute, error) {
+	early, err := earlyTables(h)
+	if err != nil {
+		return nil, err
+	}
+	routes, err := allRoutes(h)
+	if err != nil {
+		return nil, err
 	}
 	var out []localRoute
 	for _, r := range routes {

@@ -22,12 +22,9 @@ func Tunnels() ([]Tunnel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing links: %w", err)
 	}
-	routes, err := dump(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
-			netlink.RT_FILTER_TABLE)
-	})
+	routes, err := allRoutes(h)
 	if err != nil {
-		return nil, fmt.Errorf("listing routes: %w", err)
+		return nil, err
 	}
 	var out []Tunnel
 	for _, l := range list {
