@@ -25,7 +25,8 @@ func main() {
 		Use:           "traffic",
 		Short:         "The programs of kubevpn in the cluster",
 		Version:       version.Full(),
-		SilenceErrors: true,
+		SilenceErrors: true, // of all commands below, too
+		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return api.Errorf(api.ExitUsage, "%w", err) })
 	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand(), trip.NewCommand())

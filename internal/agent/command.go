@@ -47,9 +47,7 @@ $` + api.AgentInfoPortVariable + ` is a port of 127.0.0.1 that serves the first 
 as well, for a minute.`,
 		Example: `  traffic agent
   traffic agent --listen 8080:18080`,
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.owner, o.ownerName = os.Getenv(api.AgentOwnerVariable), os.Getenv(api.AgentNameVariable)
 			o.podIPs = os.Getenv(api.AgentAddressesVariable)

@@ -41,10 +41,8 @@ the gateway ends.
 It runs in an ephemeral container of the manager's pod, which kubevpn adds for
 the system netstack. It needs root and the capabilities NET_ADMIN, MKNOD and
 NET_RAW, and changes nothing outside the pod.`,
-		Example:       "  traffic gateway",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Example: "  traffic gateway",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()

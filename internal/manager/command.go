@@ -43,9 +43,7 @@ which sends nothing to a client without a ticket of a session. It needs no
 capability.`,
 		Example: `  traffic manager
   traffic manager --listen 127.0.0.1:10800 --log-level debug`,
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()

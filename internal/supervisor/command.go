@@ -28,10 +28,8 @@ func newSupervise() *cobra.Command {
 directories of --dir. The command starts when the first ones are complete. With
 --restart, later files restart it. A command that ends by itself restarts after a
 pause.`,
-		Example:       "  traffic supervise --dir /app --restart -- node server.js",
-		Args:          cobra.MinimumNArgs(1),
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Example: "  traffic supervise --dir /app --restart -- node server.js",
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Command = args
 			cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil)).With("kubevpn", "supervise")
@@ -61,12 +59,10 @@ func (e Exit) Error() string { return fmt.Sprintf("the command ended with exit c
 func newSync() *cobra.Command {
 	var at string
 	cmd := &cobra.Command{
-		Use:           "sync NUMBER",
-		Short:         "Send files from standard input to 'traffic supervise'",
-		Example:       "  traffic sync 0",
-		Args:          cobra.ExactArgs(1),
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:     "sync NUMBER",
+		Short:   "Send files from standard input to 'traffic supervise'",
+		Example: "  traffic sync 0",
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := strconv.ParseUint(args[0], 10, 8)
 			if err != nil {
@@ -106,12 +102,10 @@ func forward(ctx context.Context, at string, dir byte, in io.Reader, out io.Writ
 
 func newCopy() *cobra.Command {
 	return &cobra.Command{
-		Use:           "copy FILE",
-		Short:         "Copy this program to a volume, for a container that does not have it",
-		Example:       "  traffic copy " + api.SupervisorProgram,
-		Args:          cobra.ExactArgs(1),
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:     "copy FILE",
+		Short:   "Copy this program to a volume, for a container that does not have it",
+		Example: "  traffic copy " + api.SupervisorProgram,
+		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			self, err := os.Executable()
 			if err != nil {

@@ -25,10 +25,8 @@ connect to. Writes the result to standard output, as JSON.
 
 With --stay it does nothing and ends after that time: it keeps the ephemeral
 container in which errands run.`,
-		Example:       "  traffic trip --stay 10m",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Example: "  traffic trip --stay 10m",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
