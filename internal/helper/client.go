@@ -207,7 +207,7 @@ func (c *Client) read() {
 		}
 		switch {
 		case r.Log != nil:
-			c.log(r.Log)
+			r.Log.To(c.logger)
 		case r.Changed != nil:
 			c.publish(*r.Changed)
 		case r.Closed:
@@ -243,12 +243,4 @@ func (c *Client) publish(a api.NetworkApplied) {
 	default:
 	}
 	c.changes <- a // only read sends
-}
-
-func (c *Client) log(l *logLine) {
-	attrs := make([]any, 0, len(l.Attrs))
-	for _, a := range l.Attrs[:len(l.Attrs)/2*2] {
-		attrs = append(attrs, a)
-	}
-	c.logger.Log(context.Background(), l.Level, l.Message, attrs...)
 }

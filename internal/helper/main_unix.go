@@ -17,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // readyVariable names the descriptor on which the first process waits for the second.
@@ -176,7 +177,8 @@ func reportReady(socket *os.File, cfg LocalConfig, broken error) error {
 	}
 	err = w.Send(response{Ready: true, Protocol: protocol, Version: version.Full()}, nil)
 	if did != "" {
-		err = errors.Join(err, w.Send(response{Log: &logLine{Message: "recovered", Attrs: []string{"what", did}}}, nil))
+		line := &unixsocket.LogLine{Message: "recovered", Attrs: []string{"what", did}}
+		err = errors.Join(err, w.Send(response{Log: line}, nil))
 	}
 	return err
 }

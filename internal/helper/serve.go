@@ -176,7 +176,7 @@ func (h *remoteHandler) Enabled(_ context.Context, level slog.Level) bool {
 }
 
 func (h *remoteHandler) Handle(_ context.Context, r slog.Record) error {
-	line := &logLine{Level: r.Level, Message: r.Message, Attrs: h.attrs[:len(h.attrs):len(h.attrs)]}
+	line := &unixsocket.LogLine{Level: r.Level, Message: r.Message, Attrs: h.attrs[:len(h.attrs):len(h.attrs)]}
 	r.Attrs(func(a slog.Attr) bool {
 		line.Attrs = append(line.Attrs, a.Key, a.Value.String())
 		return true

@@ -2,7 +2,6 @@ package helper
 
 import (
 	"errors"
-	"log/slog"
 	"os"
 
 	"kubevpn/internal/api"
@@ -52,19 +51,12 @@ type response struct {
 	Error   *api.Error          `json:"error,omitempty"`
 	Applied *api.NetworkApplied `json:"applied,omitempty"`
 	Changed *api.NetworkApplied `json:"changed,omitempty"`
-	Log     *logLine            `json:"log,omitempty"`
+	Log     *unixsocket.LogLine `json:"log,omitempty"` // the helper writes no files; the daemon logs it
 	Ready   bool                `json:"ready,omitempty"`
 	Closed  bool                `json:"closed,omitempty"`
 
 	Protocol int    `json:"protocol,omitempty"` // with Ready
 	Version  string `json:"version,omitempty"`  // with Ready: of the helper's program
-}
-
-// logLine is a log record of the helper. The helper writes no files; the daemon logs it.
-type logLine struct {
-	Level   slog.Level `json:"level"`
-	Message string     `json:"msg"`
-	Attrs   []string   `json:"attrs,omitempty"` // key, value, key, value
 }
 
 // maxMessage bounds a message in bytes: routes, named networks and domains of 16 links, each at its limit, are less.

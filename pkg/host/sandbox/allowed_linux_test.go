@@ -108,7 +108,7 @@ func controlPair(t testing.TB) (a, b *unixsocket.Conn) {
 
 func TestControlBoundsMessages(t *testing.T) {
 	a, b := controlPair(t)
-	if err := a.Send(report{Log: &logLine{Message: strings.Repeat("x", maxMessage)}}, nil); err == nil {
+	if err := a.Send(report{Log: &unixsocket.LogLine{Message: strings.Repeat("x", maxMessage)}}, nil); err == nil {
 		t.Error("Send accepted a message that is too long")
 	}
 	if err := a.Send(report{Error: subreaper.NewFailure(errors.New(strings.Repeat("\x00", maxMessage)))}, nil); err != nil {

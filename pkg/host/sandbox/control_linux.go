@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 
 	"kubevpn/pkg/host/subreaper"
@@ -69,17 +68,11 @@ type position struct {
 
 // report is a message from init.
 type report struct {
-	Ready bool               `json:"ready,omitempty"`
-	Error *subreaper.Failure `json:"error,omitempty"`
-	Ended *ExitStatus        `json:"ended,omitempty"`
-	Log   *logLine           `json:"log,omitempty"`
-	Path  string             `json:"path,omitempty"` // the answer to Resolve
-}
-
-type logLine struct {
-	Level   slog.Level `json:"level"`
-	Message string     `json:"msg"`
-	Attrs   []string   `json:"attrs,omitempty"` // key, value, key, value
+	Ready bool                `json:"ready,omitempty"`
+	Error *subreaper.Failure  `json:"error,omitempty"`
+	Ended *ExitStatus         `json:"ended,omitempty"`
+	Log   *unixsocket.LogLine `json:"log,omitempty"`
+	Path  string              `json:"path,omitempty"` // the answer to Resolve
 }
 
 // newPair returns both ends of a new control socket.

@@ -74,11 +74,7 @@ func (r *Remote) listen() {
 		}
 		switch {
 		case in.Log != nil:
-			args := make([]any, len(in.Log.Attrs))
-			for i, a := range in.Log.Attrs {
-				args[i] = a
-			}
-			r.log.Log(context.Background(), in.Log.Level, in.Log.Message, args...)
+			in.Log.To(r.log)
 		case in.Ended != nil:
 			r.ended = in.Ended
 		case !ready && in.Error != nil:

@@ -37,7 +37,7 @@ func newServer(w *unixsocket.Conn, link string) *server {
 func (s *server) send(r report, file syscall.Conn) { _ = s.control.Send(r, file) }
 
 func (s *server) log(level slog.Level, message string, attrs ...string) {
-	s.send(report{Log: &logLine{Level: level, Message: message, Attrs: attrs}}, nil)
+	s.send(report{Log: &unixsocket.LogLine{Level: level, Message: message, Attrs: attrs}}, nil)
 }
 
 // request is an order and the socket for its answer.

@@ -2,11 +2,13 @@ package unixsocket
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
@@ -145,4 +147,20 @@ func readFrame(r io.Reader, message any, limit int) error {
 
 func tooLong(n, limit int) error {
 	return fmt.Errorf("the message has %d bytes, more than the limit of %d", n, limit)
+}
+
+// LogLine is a log record of one process, which the other logs.
+type LogLine struct {
+	Level   slog.Level `json:"level"`
+	Message string     `json:"msg"`
+	Attrs   []string   `json:"attrs,omitempty"` // key, value, key, value
+}
+
+// To logs the record with logger. It drops a key without a value.
+func (l *LogLine) To(logger *slog.Logger) {
+	attrs := make([]any, 0, len(l.Attrs))
+	for _, a := range l.Attrs[:len(l.Attrs)/2*2] {
+		attrs = append(attrs, a)
+	}
+	logger.Log(context.Background(), l.Level, l.Message, attrs...)
 }
