@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 
 	"golang.org/x/net/icmp"
@@ -33,19 +34,26 @@ func refuseOutside(to netip.AddrPort) string {
 	if a.Zone() != "" {
 		return "it has a zone"
 	}
-	if nat64().Contains(a) {
-		b := a.As16()
-		a = netip.AddrFrom4([4]byte(b[12:]))
-	}
-	if why := routable.Refuse(netip.PrefixFrom(a, a.BitLen())); why != "" {
-		return why
-	}
 	own, err := net.InterfaceAddrs()
 	if err != nil {
 		return "this machine's addresses are unknown: " + err.Error()
 	}
-	for _, o := range own {
-		if p, err := netip.ParsePrefix(o.String()); err == nil && p.Addr().Unmap() == a {
+	within := routable.Embedded(a)
+	if nat64().Contains(a) {
+		a = within[0]
+	}
+	for _, a := range []netip.Addr{a, within[0], within[1]} {
+		if !a.IsValid() {
+			continue
+		}
+		if why := routable.Refuse(netip.PrefixFrom(a, a.BitLen())); why != "" {
+			return why
+		}
+		is := func(o net.Addr) bool {
+			p, err := netip.ParsePrefix(o.String())
+			return err == nil && p.Addr().Unmap() == a
+		}
+		if slices.ContainsFunc(own, is) {
 			return "it is this machine's own"
 		}
 	}

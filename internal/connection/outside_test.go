@@ -25,7 +25,8 @@ func TestOutsideRejectsThisMachine(t *testing.T) {
 	defer l.Close()
 	port := uint16(l.Addr().(*net.TCPAddr).Port)
 	hosts := []string{"127.0.0.1", "::1", "0.0.0.0", "::", "224.0.0.1", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "169.254.169.254",
-		"::ffff:169.254.169.254", "fe80::1", "64:ff9b::7f00:1"}
+		"::ffff:169.254.169.254", "fe80::1", "64:ff9b::7f00:1", "2002:7f00:1::1", "64:ff9b:1:7f00:0:100::",
+		"64:ff9b:1::a9fe:a9fe", "::7f00:1"}
 	own, err := net.InterfaceAddrs()
 	if err != nil {
 		t.Fatal(err)
@@ -40,6 +41,9 @@ func TestOutsideRejectsThisMachine(t *testing.T) {
 	}
 	for _, host := range hosts {
 		to := netip.AddrPortFrom(netip.MustParseAddr(host), port)
+		if refuseOutside(to) == "" { // a dial may fail because this machine has no route
+			t.Errorf("%s is outside", host)
+		}
 		if _, err := (outside{}).DialTCP(t.Context(), netip.AddrPort{}, to); !errors.Is(err, syscall.EHOSTUNREACH) {
 			t.Errorf("TCP to %s: %v", host, err)
 		}
@@ -48,6 +52,14 @@ func TestOutsideRejectsThisMachine(t *testing.T) {
 		}
 		if _, err := DialOutside(t.Context(), "tcp", to); !errors.Is(err, syscall.EHOSTUNREACH) {
 			t.Errorf("the proxy to %s: %v", host, err)
+		}
+	}
+}
+
+func TestOutsideLeavesOtherAddresses(t *testing.T) {
+	for _, host := range []string{"192.0.2.1", "2001:db8::1", "64:ff9b::c000:201", "2002:c000:201::1"} {
+		if why := refuseOutside(netip.AddrPortFrom(netip.MustParseAddr(host), 80)); why != "" {
+			t.Errorf("%s: %s", host, why)
 		}
 	}
 }

@@ -1,12 +1,13 @@
 package manager
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
 	"sync/atomic"
 	"syscall"
+
+	"kubevpn/pkg/datapath/routable"
 )
 
 // filter decides which addresses the manager dials for laptops. A laptop may reach what a pod may reach, with two
@@ -65,7 +66,7 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 	if addr.Is4() {
 		return f.ordinary(addr)
 	}
-	within := embedded(addr)
+	within := routable.Embedded(addr)
 	return f.ordinary(addr) && (!within[0].IsValid() || f.ordinary(within[0])) &&
 		(!within[1].IsValid() || f.ordinary(within[1]))
 }
@@ -98,31 +99,6 @@ func isNodeLocal(addr netip.Addr) bool {
 	return [4]byte(b[:]) == [4]byte{0xfd, 0x00, 0x0e, 0xc2} || b[0] == 0xfe && b[1]&0xc0 == 0xc0
 }
 
-// embedded returns the IPv4 addresses that a translator or a tunnel on the way may make of an IPv6 address; the others
-// are invalid. It does not allocate.
-//
-//	64:ff9b::a.b.c.d         NAT64 (RFC 6052), the last 32 bits
-//	64:ff9b:1:AABB:00CC:DD.. NAT64 of the local site (RFC 8215): bits 48-63 and 72-87, or, in a /96 of it, the last 32
-//	2002:AABB:CCDD::         6to4 (RFC 3056), bits 16-47
-//	::a.b.c.d                IPv4-compatible (RFC 4291), the last 32 bits
-//	::ffff:0:a.b.c.d         SIIT (RFC 2765), the last 32 bits
-func embedded(addr netip.Addr) (all [2]netip.Addr) {
-	if !addr.Is6() {
-		return all
-	}
-	b := addr.As16()
-	last := netip.AddrFrom4([4]byte(b[12:]))
-	switch head := binary.BigEndian.Uint64(b[:]); {
-	case head == 0x64ff9b<<32, head == 0: // also ::ffff:0:0/96 and ::ffff:0:0:0/96
-		all[0] = last
-	case head>>16 == 0x64ff9b0001:
-		all[0], all[1] = netip.AddrFrom4([4]byte{b[6], b[7], b[9], b[10]}), last
-	case head>>48 == 0x2002:
-		all[0] = netip.AddrFrom4([4]byte(b[2:6]))
-	}
-	return all
-}
-
 // allowsHost reports whether dst, which is not a ClusterIP, is neither a node nor the API server, or is one that the
 // manager may dial. Port 0 stands for an unknown port: pings, and fragments of packets. extra are the networks of
 // --extra-cidr.
@@ -132,7 +108,7 @@ func (f *filter) allowsHost(dst netip.AddrPort, extra []netip.Prefix) bool {
 		return true
 	}
 	addr := dst.Addr().Unmap()
-	within := embedded(addr)
+	within := routable.Embedded(addr)
 	return h.allows(addr, dst.Port()) && h.allows(within[0], dst.Port()) && h.allows(within[1], dst.Port()) ||
 		dst.Port() == dnsPort && slices.Contains(f.dns, addr) ||
 		contain(extra, addr)

@@ -6,6 +6,7 @@
 package routable
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -151,4 +152,29 @@ func Check(routes, named []netip.Prefix) error {
 		return fmt.Errorf("the route %v: %s", p, why)
 	}
 	return nil
+}
+
+// Embedded returns the IPv4 addresses that a translator or a tunnel on the way may make of an IPv6 address; the others
+// are invalid. It does not allocate.
+//
+//	64:ff9b::a.b.c.d         NAT64 (RFC 6052), the last 32 bits
+//	64:ff9b:1:AABB:00CC:DD.. NAT64 of the local site (RFC 8215): bits 48-63 and 72-87, or, in a /96 of it, the last 32
+//	2002:AABB:CCDD::         6to4 (RFC 3056), bits 16-47
+//	::a.b.c.d                IPv4-compatible (RFC 4291), the last 32 bits
+//	::ffff:0:a.b.c.d         SIIT (RFC 2765), the last 32 bits
+func Embedded(addr netip.Addr) (all [2]netip.Addr) {
+	if !addr.Is6() {
+		return all
+	}
+	b := addr.As16()
+	last := netip.AddrFrom4([4]byte(b[12:]))
+	switch head := binary.BigEndian.Uint64(b[:]); {
+	case head == 0x64ff9b<<32, head == 0: // also ::ffff:0:0/96 and ::ffff:0:0:0/96
+		all[0] = last
+	case head>>16 == 0x64ff9b0001:
+		all[0], all[1] = netip.AddrFrom4([4]byte{b[6], b[7], b[9], b[10]}), last
+	case head>>48 == 0x2002:
+		all[0] = netip.AddrFrom4([4]byte(b[2:6]))
+	}
+	return all
 }

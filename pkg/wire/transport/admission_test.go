@@ -168,6 +168,30 @@ func TestSessionsOfOneUserDoNotLockOutOthers(t *testing.T) {
 	}
 }
 
+// The sessions of one user have one part of the budget, and those of others have theirs.
+func TestSessionsOfOneUserShareTheirPart(t *testing.T) {
+	c := newCrowd(t, ServerConfig{Budget: NewBudget(8, 1<<20)})
+	of := func(user byte) *Session {
+		id, _ := c.session(user)
+		c.server.mu.Lock()
+		defer c.server.mu.Unlock()
+		return c.server.sessions[id]
+	}
+	one, two, other := of(1), of(1), of(2)
+	places, bytes := two.places.held(), two.bytes.held()
+	one.places.add(2)
+	one.bytes.add(1000)
+	if two.places.held() != places+2 || two.bytes.held() != bytes+1000 || other.places.held() != 0 || other.bytes.held() != 0 {
+		t.Errorf("the user's other session holds %d places and %d bytes, another user's %d and %d", two.places.held(),
+			two.bytes.held(), other.places.held(), other.bytes.held())
+	}
+	if two.places.fits(3) || !other.places.fits(3) {
+		t.Error("a second session of the user has a part of its own, or another user has none")
+	}
+	one.places.add(-2)
+	one.bytes.add(-1000)
+}
+
 // Conns that say nothing neither keep others out nor, below their limit, end the handshake of a slow laptop.
 func TestSilentConnsDoNotLockOutOthers(t *testing.T) {
 	const room = 32
@@ -179,6 +203,7 @@ func TestSilentConnsDoNotLockOutOthers(t *testing.T) {
 	for range room - 1 {
 		c.dial()
 	}
+	testenv.Until(t, "the handshakes are bounded", func() bool { return c.server.handshakes.Len() == room })
 	if _, err := slow.Write(hello{session: SessionID{0, 1}, first: true, attempt: 1}.marshal()); err != nil {
 		t.Fatal(err)
 	}
