@@ -107,7 +107,9 @@ type Connection struct {
 	ManagerPod       string         `json:"managerPod"`
 	ManagerVersion   string         `json:"managerVersion"`
 	// what happens to ClusterIPs: "resolved by kubevpn", "dialled as they are: ..."
-	Services     string    `json:"services"`
+	Services string `json:"services"`
+	// an admin limits which pods laptops reach
+	Limited      bool      `json:"limited,omitempty"`
 	DNS          DNSStatus `json:"dns"`
 	SOCKS        *SOCKS    `json:"socks,omitempty"`        // the proxy that programs use in place of a device
 	AllowInbound []Inbound `json:"allowInbound,omitempty"` // ports that other laptops may connect to

@@ -147,6 +147,7 @@ func (r *routes) replan(ctx context.Context) error {
 func (r *routes) apply(ctx context.Context, p planned) error {
 	v := r.view.Load()
 	r.status.change(func(report *report) {
+		report.shown.Limited = v.state.Limited
 		report.shown.Services = servicesBy(v.state, report.shown.Netstack, report.shown.ProxyMode)
 	})
 	if err := r.zone.serveAt(v.lease.Resolver); err != nil {

@@ -529,6 +529,11 @@ func (j *judge) dial() finding {
 		f = failed(api.ExitNoAnswer, "%v does not answer: no connection within %.0f s", t.To, t.Dial.Seconds).
 			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a " +
 				"pod that\nhangs. `kubevpn status -o wide` shows whether other pods answer.")
+	case t.Dial.Failure == trip.Unreachable && j.Pod == nil && j.Connection.Limited:
+		f = failed(api.ExitPermission, "the traffic manager does not connect to %v: its admin limits what laptops reach",
+			t.To).with("Services are "+j.Connection.Services).
+			hint("Ask an admin for the right to forward ports of the pod, or to allow its namespace. Pods without a " +
+				"Service,\nand endpoints that are no pods, are not reached.")
 	default:
 		f = failed(api.ExitNoAnswer, "cannot connect to %v: %s", t.To, t.Dial.Error).
 			hint("`kubevpn logs` has the details. Compare with a request from elsewhere, with or without --from.")

@@ -122,6 +122,11 @@ var planted = map[string]struct {
 		f.Trip.Device, f.Connection.CIDRs = "eth0", nil
 		f.fails(silence)
 	}, api.ExitRouteTaken, api.HopRoute, "none of the networks of the tunnel"},
+	"an admin's limit": {func(_ *testing.T, f *facts) {
+		f.Connection.Limited, f.Connection.Services = true, "resolved by kubevpn in pay; rejected in other namespaces"
+		f.fails(trip.Step{Failure: trip.Unreachable, Error: "no route to host"})
+		f.Dials = map[netip.AddrPort]trip.Step{atPod: f.Trip.Dial}
+	}, api.ExitPermission, api.HopDial, "its admin limits what laptops reach"},
 	"a port that the Service lacks": {func(_ *testing.T, f *facts) {
 		f.Port, f.Trip.To = 81, netip.AddrPortFrom(vip.Addr(), 81)
 		f.fails(refused)

@@ -380,6 +380,9 @@ func helmAuthorizes(t *testing.T, r chartRelease, chart string, ann *laptop) {
 	}
 	upgrade("authorize=true")
 	testenv.Eventually(t, soon, func() error { return reaches(map[string]bool{web[0]: false, web[1]: false, dns: false}) })
+	if r := ann.run(t, "kubevpn", "why", "http://"+web[0]); r.code != int(api.ExitPermission) || !strings.Contains(r.String(), "its admin limits what laptops reach") {
+		t.Error(r)
+	}
 	w.apply(t, forwardRight)
 	testenv.Eventually(t, soon, func() error { return reaches(map[string]bool{web[0]: true, web[1]: true, dns: false}) })
 	bob := w.newUser(t, lab.Admin)
