@@ -130,7 +130,7 @@ type SOCKS struct {
 
 // The transports: ways to reach the traffic manager.
 const (
-	TransportAuto        = "auto" // in requests only: the fastest; of equal ones direct, else api-proxy
+	TransportAuto        = "auto" // in requests only: direct if it works, else api-proxy, else port-forward
 	TransportPortForward = "port-forward"
 	TransportAPIProxy    = "api-proxy"
 	TransportDirect      = "direct"
@@ -142,19 +142,18 @@ type TransportState string
 const (
 	TransportInUse   TransportState = "in use"
 	TransportStandby TransportState = "standby" // it works, but another one is in use
-	TransportTrying  TransportState = "trying"
+	TransportTrying  TransportState = "trying"  // kubevpn has not tried it to the end yet
 	TransportFailing TransportState = "failing" // kubevpn tries it again
 	TransportOff     TransportState = "off"     // the user requested another one
 )
 
-// Transport is one way to reach the traffic manager, with its state and measurements.
+// Transport is one way to reach the traffic manager, with its state.
 type Transport struct {
 	Name     string         `json:"name"`
 	State    TransportState `json:"state"`
 	Reason   string         `json:"reason,omitempty"` // for State
 	Since    time.Time      `json:"since,omitzero"`
-	Seconds  float64        `json:"roundTripSeconds,omitempty"` // the minimum of the last measurement
-	Rate     float64        `json:"bytesPerSecond,omitempty"`   // there and back, the maximum of the last measurement
+	Seconds  float64        `json:"roundTripSeconds,omitempty"` // by the last few heartbeats over it
 	Sent     uint64         `json:"sentBytes"`                  // in this session
 	Received uint64         `json:"receivedBytes"`
 }

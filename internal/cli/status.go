@@ -120,7 +120,7 @@ func (o *statusOptions) withoutMeasurements(status api.Status, now time.Time) (s
 		c.Seconds, c.Transports = 0, slices.Clone(c.Transports)
 		for m := range c.Transports {
 			t := &c.Transports[m]
-			t.Seconds, t.Rate, t.Sent, t.Received = 0, 0, 0, 0
+			t.Seconds, t.Sent, t.Received = 0, 0, 0
 		}
 	}
 	var b strings.Builder

@@ -213,7 +213,11 @@ func (c *Connection) Status() api.Connection {
 	}
 	out.DNS.StaleAnswers, out.DNS.Hosts = c.routes.zone.cache.Stale(), c.hosts.shown()
 	out.Transport, out.Transports = c.transports.describe(out.Since)
-	out.Seconds = c.transports.roundTrip().Seconds()
+	for _, t := range out.Transports {
+		if t.State == api.TransportInUse {
+			out.Seconds = t.Seconds
+		}
+	}
 	if out.Error == nil {
 		out.Error = c.cluster.LoginRequired()
 	}

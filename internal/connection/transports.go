@@ -30,16 +30,17 @@ import (
 //	api-proxy:     TLS ─ API server ─ TCP ─ the pod's IP; inside, TLS of kubevpn's own, with the ticket's certificates
 //	direct:        TCP ─ the pod's IP, a node port or a load balancer; inside, the same
 //
-// pkg/wire/transport measures them and chooses the one that carries the session.
+// pkg/wire/transport lets the first of optional that works carry the session.
 type transports struct {
 	*shared
 	manager *manager
 	tickets *tickets
 	direct  *direct
-	prober  wakeup.Value[transport.ProberStatus]
+	prober  wakeup.Value[[]transport.PreferredStatus] // of used; immutable
 }
 
-// optional are the transports besides port-forward. Of those that are about as fast, the session uses the first.
+// optional are the transports besides port-forward, the best first. In every table of docs/performance.md direct is at
+// least as fast as api-proxy, and api-proxy as port-forward, and so they spare the cluster work.
 var optional = []string{api.TransportDirect, api.TransportAPIProxy}
 
 // uses reports whether the user allows a transport of optional.
@@ -193,14 +194,14 @@ func managerError(doing string, err error) error {
 }
 
 // onPreferred takes the status of the transports from pkg/wire/transport.
-func (t *transports) onPreferred(status transport.ProberStatus) {
-	before := t.prober.Load().Preferred
+func (t *transports) onPreferred(all []transport.PreferredStatus) {
+	before := t.prober.Load()
 	for i, name := range t.used() {
-		if now := status.Preferred[i]; i >= len(before) || before[i].State != now.State {
+		if now := all[i]; i >= len(before) || before[i].State != now.State {
 			t.log.Info(name, "state", now.State, "reason", now.Reason)
 		}
 	}
-	t.prober.Update(func(s *transport.ProberStatus) { *s = status })
+	t.prober.Update(func(s *[]transport.PreferredStatus) { *s = all })
 }
 
 // awaitForced waits for the transport that the user asked for, and returns an error if it does not work.
@@ -209,14 +210,11 @@ func (t *transports) awaitForced(ctx context.Context) error {
 	if name == "" {
 		return nil
 	}
-	status, err := t.prober.Await(ctx, func(s transport.ProberStatus) bool {
-		return len(s.Preferred) > 0 && (s.Preferred[0].State == transport.PreferredInUse ||
-			s.Preferred[0].State == transport.PreferredFailing)
-	})
+	status, err := t.awaitTried(ctx)
 	if err != nil {
 		return err
 	}
-	if reason := status.Preferred[0].Reason; reason != nil {
+	if reason := status[0].Reason; reason != nil {
 		e := t.cluster.Explain(reason)
 		return api.Errorf(e.Code, "the transport %s does not work: %s", name, e.Message).
 			WithHint("`kubevpn connect --transport port-forward` works without it")
@@ -224,24 +222,29 @@ func (t *transports) awaitForced(ctx context.Context) error {
 	return nil
 }
 
+// awaitTried waits until each of used was tried.
+func (t *transports) awaitTried(ctx context.Context) ([]transport.PreferredStatus, error) {
+	return t.prober.Await(ctx, func(all []transport.PreferredStatus) bool {
+		return len(all) > 0 && !slices.ContainsFunc(all, func(p transport.PreferredStatus) bool {
+			return p.State == transport.PreferredTrying
+		})
+	})
+}
+
 // describe returns the transport in use, and the state of all. since is the time when the connection came up.
 func (t *transports) describe(since time.Time) (inUse string, all []api.Transport) {
 	status := t.prober.Load()
 	inUse = t.pods.Transport()
-	forward := api.Transport{
-		Name: api.TransportPortForward, State: api.TransportInUse, Since: since,
-		Seconds: status.Fallback.RTT.Seconds(), Rate: status.Fallback.Echo,
-	}
 	var stats transport.SessionStats
 	if ts := t.current.now(); ts != nil {
 		stats = ts.Stats()
 	}
-	forward.Sent, forward.Received = stats.Fallback.Sent, stats.Fallback.Received
-	better := api.TransportPortForward // than those on standby
+	forward := api.Transport{Name: api.TransportPortForward, State: api.TransportInUse, Since: since}
+	addTraffic(&forward, stats.Fallback)
 	used := t.used()
-	for i, st := range status.Preferred {
+	for i, st := range status {
 		if st.State == transport.PreferredInUse {
-			inUse, better = used[i], used[i]
+			inUse = used[i]
 			forward.State, forward.Since = api.TransportStandby, st.Since
 		}
 	}
@@ -254,39 +257,28 @@ func (t *transports) describe(since time.Time) (inUse string, all []api.Transpor
 		one := api.Transport{Name: name, State: api.TransportOff, Reason: "--transport " + t.cfg.Request.Transport}
 		if i := slices.Index(used, name); i >= 0 {
 			one = api.Transport{Name: name, State: api.TransportTrying}
-			if i < len(status.Preferred) {
-				one = t.describePreferred(name, status.Preferred[i], better)
+			if i < len(status) {
+				one = t.describePreferred(name, status[i], inUse)
 			}
-			one.Sent, one.Received = stats.Preferred[i].Sent, stats.Preferred[i].Received
+			addTraffic(&one, stats.Preferred[i])
 		}
 		all = append(all, one)
 	}
 	return inUse, all
 }
 
-// roundTrip returns the least round trip of the session's links, as their heartbeats measure it; 0: unknown.
-func (t *transports) roundTrip() (least time.Duration) {
-	ts := t.current.now()
-	if ts == nil {
-		return 0
-	}
-	for _, l := range ts.Stats().Links {
-		if l.Up && l.RTT > 0 && (least == 0 || l.RTT < least) {
-			least = l.RTT
-		}
-	}
-	return least
+func addTraffic(to *api.Transport, t transport.Traffic) {
+	to.Seconds, to.Sent, to.Received = t.RTT.Seconds(), t.Sent, t.Received
 }
 
-// describePreferred describes one transport of used. better is the one in use.
-func (t *transports) describePreferred(name string, st transport.PreferredStatus, better string) api.Transport {
-	out := api.Transport{Name: name, State: api.TransportTrying, Since: st.Since, Seconds: st.Measure.RTT.Seconds(),
-		Rate: st.Measure.Echo}
+// describePreferred describes one transport of used.
+func (t *transports) describePreferred(name string, st transport.PreferredStatus, inUse string) api.Transport {
+	out := api.Transport{Name: name, State: api.TransportTrying, Since: st.Since}
 	switch st.State {
 	case transport.PreferredInUse:
 		out.State = api.TransportInUse
 	case transport.PreferredStandby:
-		out.State, out.Reason = api.TransportStandby, better+" does better"
+		out.State, out.Reason = api.TransportStandby, inUse+" is in use"
 	case transport.PreferredFailing:
 		out.State = api.TransportFailing
 		if st.Reason != nil {

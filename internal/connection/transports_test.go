@@ -495,64 +495,56 @@ func TestDialProxyForgetsRejectedTickets(t *testing.T) {
 func TestStatusListsTransports(t *testing.T) {
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	later := began.Add(time.Minute)
-	base := transport.Measure{RTT: 2 * time.Millisecond, Echo: 1e6}
-	better := transport.Measure{RTT: time.Millisecond, Echo: 3e6}
-	forward := func(state api.TransportState, since time.Time, m transport.Measure) api.Transport {
-		return api.Transport{Name: api.TransportPortForward, State: state, Since: since, Seconds: m.RTT.Seconds(), Rate: m.Echo}
+	forward := func(state api.TransportState, since time.Time) api.Transport {
+		return api.Transport{Name: api.TransportPortForward, State: state, Since: since}
 	}
-	proxy := func(state api.TransportState, reason string, since time.Time, m transport.Measure) api.Transport {
-		return api.Transport{Name: api.TransportAPIProxy, State: state, Reason: reason, Since: since, Seconds: m.RTT.Seconds(), Rate: m.Echo}
+	proxy := func(state api.TransportState, reason string, since time.Time) api.Transport {
+		return api.Transport{Name: api.TransportAPIProxy, State: state, Reason: reason, Since: since}
 	}
-	direct := func(state api.TransportState, reason string, since time.Time, m transport.Measure) api.Transport {
-		d := proxy(state, reason, since, m)
+	direct := func(state api.TransportState, reason string, since time.Time) api.Transport {
+		d := proxy(state, reason, since)
 		d.Name = api.TransportDirect
 		return d
 	}
-	none := transport.Measure{}
-	forwardInUse := forward(api.TransportInUse, began, base)
-	// The states of direct and of api-proxy, in the order of the prober.
-	both := func(direct, proxy transport.PreferredStatus) transport.ProberStatus {
-		return transport.ProberStatus{Fallback: base, Preferred: []transport.PreferredStatus{direct, proxy}}
+	forwardInUse := forward(api.TransportInUse, began)
+	state := func(state transport.PreferredState) transport.PreferredStatus {
+		return transport.PreferredStatus{State: state, Since: later}
 	}
-	one := func(st transport.PreferredStatus) transport.ProberStatus {
-		return transport.ProberStatus{Preferred: []transport.PreferredStatus{st}}
+	failing := func(reason error) transport.PreferredStatus {
+		return transport.PreferredStatus{State: transport.PreferredFailing, Since: later, Reason: reason}
 	}
-	unreachable := transport.PreferredStatus{State: transport.PreferredFailing, Since: began, Reason: api.Errorf(api.ExitUnreachable, "no address")}
-	directFails := direct(api.TransportFailing, "no address", began, none)
+	unreachable := failing(api.Errorf(api.ExitUnreachable, "no address"))
+	directFails := direct(api.TransportFailing, "no address", later)
+	type all []transport.PreferredStatus // of direct and of api-proxy
 	for _, tt := range []struct {
 		name  string
 		asked string
-		seen  transport.ProberStatus
+		seen  all
 		inUse string // "": as the port-forward says itself, which has not been dialled
 		want  []api.Transport
 	}{
-		{"forced_port_forward", api.TransportPortForward, transport.ProberStatus{}, "", []api.Transport{
-			forward(api.TransportInUse, began, none), proxy(api.TransportOff, "--transport port-forward", time.Time{}, none),
-			direct(api.TransportOff, "--transport port-forward", time.Time{}, none)}},
-		{"not_tried_yet", api.TransportAuto, both(transport.PreferredStatus{}, transport.PreferredStatus{}), "", []api.Transport{
-			forwardInUse, proxy(api.TransportTrying, "", time.Time{}, none), direct(api.TransportTrying, "", time.Time{}, none)}},
-		{"trying_again", "", both(unreachable, transport.PreferredStatus{State: transport.PreferredTrying, Reason: io.EOF, Since: later}), "", []api.Transport{
-			forwardInUse, proxy(api.TransportTrying, "", later, none), directFails}},
-		{"api_proxy_in_use", api.TransportAuto, both(unreachable, transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Measure: better}),
-			api.TransportAPIProxy, []api.Transport{forward(api.TransportStandby, later, base), proxy(api.TransportInUse, "", later, better), directFails}},
-		{"direct_in_use", api.TransportAuto, both(transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Measure: better}, transport.PreferredStatus{State: transport.PreferredStandby, Since: later, Measure: base}),
-			api.TransportDirect, []api.Transport{forward(api.TransportStandby, later, base), proxy(api.TransportStandby, "direct does better", later, base), direct(api.TransportInUse, "", later, better)}},
-		{"forced_api_proxy", api.TransportAPIProxy, one(transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Measure: better}),
-			api.TransportAPIProxy, []api.Transport{forward(api.TransportStandby, later, none), proxy(api.TransportInUse, "", later, better), direct(api.TransportOff, "--transport api-proxy", time.Time{}, none)}},
-		{"forced_direct", api.TransportDirect, one(transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Measure: better}),
-			api.TransportDirect, []api.Transport{forward(api.TransportStandby, later, none), proxy(api.TransportOff, "--transport direct", time.Time{}, none), direct(api.TransportInUse, "", later, better)}},
-		{"forced_and_gone", api.TransportAPIProxy, one(transport.PreferredStatus{State: transport.PreferredFailing, Since: later, Measure: better, Reason: io.EOF}), api.TransportAPIProxy,
-			[]api.Transport{
-				{Name: api.TransportPortForward, State: api.TransportStandby, Reason: "--transport api-proxy", Since: began},
-				proxy(api.TransportFailing, "the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF", later, better),
-				direct(api.TransportOff, "--transport api-proxy", time.Time{}, none)}},
-		{"passed", api.TransportAuto, both(unreachable, transport.PreferredStatus{State: transport.PreferredStandby, Since: later, Measure: base}), "", []api.Transport{
-			forwardInUse, proxy(api.TransportStandby, "port-forward does better", later, base), directFails}},
-		{"failing", api.TransportAuto, both(unreachable, transport.PreferredStatus{State: transport.PreferredFailing, Since: later, Reason: io.EOF}), "", []api.Transport{
-			forwardInUse, proxy(api.TransportFailing, "the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF", later, none), directFails}},
-		{"refused_a_ticket", api.TransportAuto, both(unreachable, transport.PreferredStatus{State: transport.PreferredFailing, Since: later,
-			Reason: fmt.Errorf("asking: %w", api.Errorf(api.ExitUnreachable, "there is no port"))}), "", []api.Transport{
-			forwardInUse, proxy(api.TransportFailing, "asking: there is no port", later, none), directFails}},
+		{"forced_port_forward", api.TransportPortForward, nil, "", []api.Transport{
+			forwardInUse, proxy(api.TransportOff, "--transport port-forward", time.Time{}), direct(api.TransportOff, "--transport port-forward", time.Time{})}},
+		{"not_tried_yet", api.TransportAuto, all{{}, {}}, "", []api.Transport{
+			forwardInUse, proxy(api.TransportTrying, "", time.Time{}), direct(api.TransportTrying, "", time.Time{})}},
+		{"api_proxy_not_tried_yet", "", all{unreachable, {}}, "", []api.Transport{
+			forwardInUse, proxy(api.TransportTrying, "", time.Time{}), directFails}},
+		{"api_proxy_in_use", api.TransportAuto, all{unreachable, state(transport.PreferredInUse)}, api.TransportAPIProxy, []api.Transport{
+			forward(api.TransportStandby, later), proxy(api.TransportInUse, "", later), directFails}},
+		{"direct_in_use", api.TransportAuto, all{state(transport.PreferredInUse), state(transport.PreferredStandby)}, api.TransportDirect, []api.Transport{
+			forward(api.TransportStandby, later), proxy(api.TransportStandby, "direct is in use", later), direct(api.TransportInUse, "", later)}},
+		{"forced_api_proxy", api.TransportAPIProxy, all{state(transport.PreferredInUse)}, api.TransportAPIProxy, []api.Transport{
+			forward(api.TransportStandby, later), proxy(api.TransportInUse, "", later), direct(api.TransportOff, "--transport api-proxy", time.Time{})}},
+		{"forced_direct", api.TransportDirect, all{state(transport.PreferredInUse)}, api.TransportDirect, []api.Transport{
+			forward(api.TransportStandby, later), proxy(api.TransportOff, "--transport direct", time.Time{}), direct(api.TransportInUse, "", later)}},
+		{"forced_and_gone", api.TransportAPIProxy, all{failing(io.EOF)}, api.TransportAPIProxy, []api.Transport{
+			{Name: api.TransportPortForward, State: api.TransportStandby, Reason: "--transport api-proxy", Since: began},
+			proxy(api.TransportFailing, "the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF", later),
+			direct(api.TransportOff, "--transport api-proxy", time.Time{})}},
+		{"failing", api.TransportAuto, all{unreachable, failing(io.EOF)}, "", []api.Transport{
+			forwardInUse, proxy(api.TransportFailing, "the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF", later), directFails}},
+		{"refused_a_ticket", api.TransportAuto, all{unreachable, failing(fmt.Errorf("asking: %w", api.Errorf(api.ExitUnreachable, "there is no port")))}, "", []api.Transport{
+			forwardInUse, proxy(api.TransportFailing, "asking: there is no port", later), directFails}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newTestConnection(t)
@@ -567,8 +559,8 @@ func TestStatusListsTransports(t *testing.T) {
 			if d := cmp.Diff(tt.want, c.Transports); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
-			if n := len(s.transports.preferred()); n != len(tt.seen.Preferred) {
-				t.Errorf("%d transports are dialled besides port-forward, want %d", n, len(tt.seen.Preferred))
+			if n := len(s.transports.preferred()); n != len(tt.seen) {
+				t.Errorf("%d transports are dialled besides port-forward, want %d", n, len(tt.seen))
 			}
 		})
 	}
@@ -620,7 +612,7 @@ func TestForcedTransportIsAwaited(t *testing.T) {
 						t.Fatalf("it did not wait for %v, but gave %v", tt.seen[i:], err)
 					default:
 					}
-					s.transports.onPreferred(transport.ProberStatus{Preferred: []transport.PreferredStatus{seen}})
+					s.transports.onPreferred([]transport.PreferredStatus{seen})
 				}
 				err := <-done
 				if tt.want == "" {

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/dustin/go-humanize"
-
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/connection"
@@ -86,7 +84,7 @@ func session(ctx context.Context, f *facts) api.Finding {
 	if err != nil || at.Pod == "" {
 		return skipped("no traffic manager is ready")
 	}
-	m, err := connection.Measure(ctx, f.cluster, at.Namespace, at.Pod)
+	m, err := connection.Try(ctx, f.cluster, at.Namespace, at.Pod)
 	if err != nil {
 		return failed(err, "`kubevpn connect` fails")
 	}
@@ -234,14 +232,14 @@ func transportCheck(name string) func(context.Context, *facts) api.Finding {
 				return transportOf(t)
 			}
 		}
-		return skipped("it was not measured")
+		return skipped("it was not tried")
 	}
 }
 
 func transportOf(t api.Transport) api.Finding {
 	switch t.State {
 	case api.TransportTrying:
-		return skipped("it was not measured in time")
+		return skipped("it was not tried in time")
 	case api.TransportOff:
 		return skipped("it is off: %s", t.Reason)
 	case api.TransportFailing:
@@ -251,9 +249,5 @@ func transportOf(t api.Transport) api.Finding {
 		return warning(t.Name+" does not work: "+t.Reason, "the connection uses port-forward, which is slower",
 			"kubevpn connect --transport "+t.Name+"   # says more")
 	}
-	text := fmt.Sprintf("round trip %.1f ms", t.Seconds*1e3)
-	if t.Rate > 0 {
-		text += fmt.Sprintf(", %s/s there and back", humanize.Bytes(uint64(t.Rate)))
-	}
-	return ok("%s", text)
+	return ok("round trip %.1f ms", t.Seconds*1e3)
 }

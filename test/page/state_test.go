@@ -54,8 +54,8 @@ func connection() api.Connection {
 		ID: "shop", Cluster: "kind-shop", Server: "https://203.0.113.7:6443", Context: "kind-shop", Namespace: "shop",
 		Status: api.StatusConnected, Netstack: api.NetstackGVisor, NetstackReason: "kube-proxy is iptables", Transport: "port-forward (spdy)",
 		Transports: []api.Transport{
-			{Name: api.TransportPortForward, State: api.TransportInUse, Since: now, Seconds: 0.0121, Rate: 48e6, Sent: 36_100, Received: 12_800_000},
-			{Name: api.TransportAPIProxy, State: api.TransportStandby, Since: now, Seconds: 0.0124, Rate: 45e6, Reason: "port-forward does better"},
+			{Name: api.TransportPortForward, State: api.TransportInUse, Since: now, Seconds: 0.0121, Sent: 36_100, Received: 12_800_000},
+			{Name: api.TransportAPIProxy, State: api.TransportFailing, Since: now, Reason: "you may not get pods/proxy"},
 			{Name: api.TransportDirect, State: api.TransportFailing, Since: now, Reason: "no answer from 10.244.1.2:10802 within 3s"},
 		},
 		Seconds: 0.0118, Device: "kubevpn0", Addresses: []netip.Addr{netip.MustParseAddr("198.18.0.1")}, Since: now.Add(-42 * time.Minute),

@@ -59,7 +59,7 @@ class Card {
     this.plots = {
       throughput: new Plot('Throughput', ['received', 'sent'], rate), roundTrip: new Plot('Round trip', ['to the manager'], seconds),
     };
-    this.transports = new Table('Transports', ['Transport', 'State', '#Round trip', '#Rate', '#Sent', '#Received', 'Reason']);
+    this.transports = new Table('Transports', ['Transport', 'State', '#Round trip', '#Sent', '#Received', 'Reason']);
     this.checks = new Table('Checks of the tunnel', ['Check', 'Target', 'Result', 'Seen', '#Time'], emptyState('No check has run yet.'));
     this.title = el('h3', {}, c.cluster || c.id, ' ', this.state);
     this.node = el('article', {class: 'card'}, this.title, this.error.node, this.warnings.node, this.facts.node,
@@ -82,7 +82,7 @@ class Card {
     this.plots.throughput.draw();
     this.plots.roundTrip.draw();
     this.transports.update(c.transports ?? [], (t) => t.name, (t) => [t.name, t.state, seconds(t.roundTripSeconds),
-      t.bytesPerSecond ? rate(t.bytesPerSecond) : '', bytes(t.sentBytes), bytes(t.receivedBytes), t.reason]);
+      bytes(t.sentBytes), bytes(t.receivedBytes), t.reason]);
     this.checks.update(c.checks ?? [], (k) => `${k.what} ${k.target}`, (k) => [k.what, k.target, k.ok ? 'ok' : 'failed',
       k.seen, seconds(k.seconds)], (row, k) => { row.className = k.ok ? '' : 'bad'; });
   }

@@ -34,15 +34,15 @@ type ClientConfig struct {
 	// DialTimeout. The conn's Close must end its Read and Write; it need not support deadlines.
 	Dial func(ctx context.Context) (net.Conn, error)
 
-	// Preferred holds at most three functions that dial the manager over other transports. These may be faster than
-	// Dial, may fail, and may work only at times. Once a session is up the client measures all transports and moves the
-	// session's links to the best. Of transports that are about as fast, it chooses the first of Preferred, and Dial
-	// last (see preferred.go).
+	// Preferred holds at most three functions that dial the manager over other transports, the best first. They may
+	// fail, and may work only at times. Once a session is up, its links use the first that works, and Dial while none
+	// does (see preferred.go).
 	Preferred []func(ctx context.Context) (net.Conn, error)
-	// Forced makes the session use the only one of Preferred without measuring. Its links wait for it when it fails.
+	// Forced makes the session use only the one of Preferred. Its links wait for it when it fails.
 	Forced bool
-	// OnPreferred is called whenever the status of a transport changes. Calls do not overlap. It must not block.
-	OnPreferred func(ProberStatus)
+	// OnPreferred is called whenever the status of a transport changes, with that of all. It must not change them, and
+	// must not block. Calls do not overlap.
+	OnPreferred func([]PreferredStatus)
 
 	Links       int           // conns of a session; 4, at most 254
 	DialTimeout time.Duration // 15 s
@@ -106,7 +106,7 @@ func NewClient(cfg ClientConfig) *Client {
 		cfg.OnState = func(State, error) {}
 	}
 	if cfg.OnPreferred == nil {
-		cfg.OnPreferred = func(ProberStatus) {}
+		cfg.OnPreferred = func([]PreferredStatus) {}
 	}
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	cfg.Preferred = cfg.Preferred[:min(len(cfg.Preferred), maxPaths-1)]
@@ -198,7 +198,7 @@ func (c *Client) runSession(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	for i := range c.cfg.Links {
+	for i := range links {
 		wg.Go(func() {
 			if i == 0 {
 				c.keep(sctx, s, 0, first)
@@ -288,10 +288,13 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 		case err == nil:
 			conn = next
 			l.log.Info("conn attached", "path", path)
+			if s.isSpare(l) {
+				s.prober.news.Raise()
+			}
 			continue
 		case ctx.Err() != nil || s.Err() != nil:
 			return
-		case errors.Is(err, ErrServerFull) && !l.load.born.Load():
+		case errors.Is(err, ErrServerFull) && !l.load.born.Load() && !s.isSpare(l):
 			l.log.Info("doing without this link", "reason", err)
 			return
 		case isFatal(err) && path == fallback:
@@ -299,7 +302,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 			return
 		}
 		l.log.Debug("conn not established", "path", path, "error", err)
-		if path != fallback && !abandoned {
+		if path != fallback && (!abandoned || s.isSpare(l)) { // the spare link's try ends with its conn
 			s.prober.fail(path, err)
 		}
 		if conn == nil || !l.attachedTo(conn) {

@@ -55,6 +55,9 @@ func (l *link) onPong(seq, acked uint64) error {
 			}
 		}
 		l.load.rtt.Store(int64(least))
+		if l.conn != nil {
+			l.session.rtts[l.conn.path].Store(int64(least))
+		}
 	}
 	return l.acked(acked)
 }
@@ -169,7 +172,7 @@ func (l *link) sendAck() {
 var errNoConn = errors.New("the link has no conn")
 
 // roundTrip sends a ping and waits for its pong.
-func (l *link) roundTrip(ctx context.Context) (time.Duration, error) {
+func (l *link) roundTrip(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -178,21 +181,21 @@ func (l *link) roundTrip(ctx context.Context) (time.Duration, error) {
 	defer stop()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	began, c := time.Now(), l.conn
-	l.ping(began)
+	c := l.conn
+	l.ping(time.Now())
 	for seq := l.heart.pingSeq; l.heart.pongSeq < seq; l.changed.Wait() {
 		switch {
 		case l.closed != nil:
-			return 0, l.closed
+			return l.closed
 		case c == nil:
-			return 0, errNoConn
+			return errNoConn
 		case l.conn != c:
-			return 0, cmp.Or(c.err, errNoConn)
+			return cmp.Or(c.err, errNoConn)
 		case ctx.Err() != nil:
-			return 0, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
-	return time.Since(began), nil
+	return nil
 }
 
 // stuck reports whether the link's conn uses a preferred transport and its bytes are not acknowledged.

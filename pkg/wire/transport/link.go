@@ -38,7 +38,7 @@ type link struct {
 	conn    *linkConn
 	attempt uint32            // number of the newest conn
 	conns   int               // number of conns so far
-	past    [maxPaths]traffic // bytes of earlier conns
+	past    [maxPaths]Traffic // bytes of earlier conns
 	reading bool              // the reader is inside conn.Read
 	writing bool              // a goroutine is inside conn.Write
 	wrote   time.Time         // when the last Write ended
@@ -110,7 +110,7 @@ type linkConn struct {
 	dead chan struct{} // closed when the link has let go of the conn
 	err  error         // the reason; valid once dead is closed
 
-	sent, received uint64 // bytes
+	Traffic
 }
 
 func newLink(s *Session, index int) *link {
@@ -188,7 +188,7 @@ func (l *link) lose(c *linkConn, err error) {
 		return
 	}
 	l.conn = nil
-	l.past[c.path].add(c)
+	l.past[c.path].add(c.Traffic)
 	c.err = err
 	close(c.dead)
 	l.heart.timer.Stop()
@@ -262,7 +262,7 @@ func (l *link) write() {
 	n, err := c.Write(b)
 	now := time.Now()
 	l.mu.Lock()
-	c.sent += uint64(n)
+	c.Sent += uint64(n)
 	l.wrote = now
 	l.writing = false
 	l.out.release(chunk)
@@ -307,7 +307,7 @@ func (l *link) Read(p []byte) (int, error) {
 		l.mu.Lock()
 		l.reading = false
 		l.acks.received += uint64(n)
-		c.received += uint64(n)
+		c.Received += uint64(n)
 		if n > 0 {
 			c.last = time.Now()
 		}

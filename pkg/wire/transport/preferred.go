@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"sync"
@@ -30,23 +29,24 @@ func (p path) String() string {
 	return fmt.Sprintf("preferred %d", int(p))
 }
 
-// Traffic counts bytes.
-type Traffic struct{ Sent, Received uint64 }
+// Traffic describes what crossed the conns of one transport.
+type Traffic struct {
+	Sent, Received uint64        // bytes
+	RTT            time.Duration // the least of the last few heartbeats of a link; 0: unknown
+}
 
-type traffic Traffic
-
-func (t *traffic) add(c *linkConn) {
-	t.Sent += c.sent
-	t.Received += c.received
+func (t *Traffic) add(o Traffic) {
+	t.Sent += o.Sent
+	t.Received += o.Received
 }
 
 // PreferredState is the state of a transport of ClientConfig.Preferred.
 type PreferredState int
 
 const (
-	PreferredTrying  PreferredState = iota // the prober dials and measures it, beside the session
+	PreferredTrying  PreferredState = iota // the prober has not tried it to the end yet
 	PreferredInUse                         // the links use it, or move to it
-	PreferredStandby                       // it works, but another one is better
+	PreferredStandby                       // it works, but one before it is in use, or was until a moment ago
 	PreferredFailing                       // it does not work, for PreferredStatus.Reason
 )
 
@@ -57,70 +57,66 @@ func (s PreferredState) String() string {
 
 // PreferredStatus describes one transport of ClientConfig.Preferred.
 type PreferredStatus struct {
-	State   PreferredState
-	Reason  error // why it fails; nil otherwise
-	Since   time.Time
-	Measure Measure // zero before the first measurement
-}
-
-// ProberStatus describes all transports.
-type ProberStatus struct {
-	Fallback  Measure           // zero before the first measurement
-	Preferred []PreferredStatus // in the order of ClientConfig.Preferred; immutable
+	State  PreferredState
+	Reason error // why it fails; nil otherwise
+	Since  time.Time
 }
 
 const (
 	// A link is stuck when its bytes are not acknowledged for stallTime, or four round trips. Its transport has failed
-	// if the prober, on the fallback, still gets answers.
+	// if the spare link, on the fallback, still gets answers.
 	stallTime  = 500 * time.Millisecond
 	guardEvery = 100 * time.Millisecond
 
-	// The prober tries a transport that failed or was slower again after a backoff that doubles, a third of it random.
-	// The backoff starts again from its minimum once the transport was in use for goodTime.
-	retryMin  = time.Second
-	retryMax  = time.Minute
-	slowerMin = 10 * time.Second
-	slowerMax = 5 * time.Minute
-	goodTime  = time.Minute
+	// The prober tries a transport that failed again after a backoff that doubles, a third of it random. The backoff
+	// starts again from its minimum if the transport was in use for goodTime.
+	retryMin = time.Second
+	retryMax = time.Minute
+	goodTime = time.Minute
+
+	tryTime = 3 * time.Second // the timeout of the ping that ends a try
 )
 
-var errStuck = errors.New("its bytes are not acknowledged, while the fallback transport works")
+var (
+	errStuck  = errors.New("its bytes are not acknowledged, while the fallback transport works")
+	errSilent = errors.New("a ping was not answered in time")
+)
 
-// prober measures the transports, decides which one the links use, and watches it if it is a preferred one. It has a
-// link of its own, which carries no streams while another link is up.
+// prober tries the preferred transports, with a link of its own, and lets the links use the first that works. It then
+// watches that one. The spare link carries no streams while another link is up.
 //
-//	           ┌─────────── backoff ◀── standby ◀── slower ──┐
-//	           ▼                                             │
-//	trying: measure the one in use, then others that are due, on the prober's link ── best ─▶ in use: the links move to
-//	           ▲            │ dial fails                                                it, the prober's to fallback
-//	           │            ▼                                                          │
-//	           └─ backoff ◀─ failing ◀── links move back to fallback ◀── a conn is lost, or its bytes are not acknowledged
+//	         ┌──────────────── backoff ◀────────────────┐
+//	         ▼                                          │
+//	try: the spare link moves there, and a ping is answered ── no ─▶ failing ◀── links move back to the fallback
+//	         │ yes                                                                   ▲
+//	         ├─ none before it works ─▶ in use: the links move to it,  ──────────────┘ a conn is lost, or its bytes are
+//	         └─ else ─▶ standby         the spare link back to the fallback            not acknowledged
 //
-// While a preferred transport is in use, the prober tries only those before it in ClientConfig.Preferred. When it
-// fails, all that worked are due at once.
+// While a preferred transport is in use, the prober tries those before it in ClientConfig.Preferred again, and of the
+// others each once. When it fails, those on standby are tried at once.
 //
-// A link resumes where its last conn ended, so no stream notices that its link has moved.
+// A link resumes where its last conn ended, so no stream notices that its link has moved. Client.keep moves the links,
+// the spare one too, to the transport that they are wanted on.
 type prober struct {
 	client  *Client
 	session *Session
-	link    *link
-	all     []path        // the paths of ClientConfig.Preferred
-	broken  wakeup.Signal // failures has changed
+	spare   *link
+	news    wakeup.Signal // failures has changed, or the spare link has another conn
 
-	// One goroutine at a time uses these: run's, or standBy's while run waits for it.
-	current path
-	began   time.Time // when current came into use
+	// Only run's goroutine uses these.
+	current path // that the links use
+	trying  path // that the spare link tries; fallback: none
 	retries [maxPaths]retry
+	status  []PreferredStatus // immutable
 
 	mu       sync.Mutex
-	status   ProberStatus
 	failures [maxPaths]error // reported by Client.keep, since forget
 }
 
 // retry says when to try a transport.
 type retry struct {
-	tried, due     time.Time
-	failed, slower pause // before the next attempt, after a failure and after a slower measurement
+	tried, due time.Time
+	pause      pause // before the next try, after a failure
 }
 
 // newProber creates the session's prober and its link. Call it before the session has any other link.
@@ -129,14 +125,17 @@ func (c *Client) newProber(s *Session) *prober {
 	if c.cfg.Forced {
 		most = retryMin // the session may use nothing else
 	}
-	p := &prober{client: c, session: s, link: s.link(c.cfg.Links), broken: wakeup.NewSignal()}
-	p.status.Preferred = make([]PreferredStatus, len(c.cfg.Preferred))
-	for i := range c.cfg.Preferred {
-		at := path(i + 1)
-		p.all = append(p.all, at)
-		p.retries[at] = retry{failed: pause{min: retryMin, max: most}, slower: pause{min: slowerMin, max: slowerMax}}
+	p := &prober{client: c, session: s, spare: s.link(c.cfg.Links), news: wakeup.NewSignal(),
+		status: make([]PreferredStatus, len(c.cfg.Preferred))}
+	for i := range p.retries {
+		p.retries[i].pause = pause{min: retryMin, max: most}
 	}
 	return p
+}
+
+// want asks Client.keep to move the link to p.
+func (l *link) want(p path) {
+	l.wanted.Update(func(wanted *path) { *wanted = p })
 }
 
 // giveUp asks Client.keep to move the link to the fallback if it was asked to use p.
@@ -154,15 +153,22 @@ func (l *link) attachedTo(c *linkConn) bool {
 	return l.conn == c
 }
 
-// fail reports a failure of a preferred transport that happened outside the prober. pr may be nil.
+// on reports whether the link has a conn over p.
+func (l *link) on(p path) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conn != nil && l.conn.path == p
+}
+
+// isSpare reports whether l is the prober's link.
+func (s *Session) isSpare(l *link) bool { return s.prober != nil && l == s.prober.spare }
+
+// fail reports a failure of a preferred transport.
 func (pr *prober) fail(p path, err error) {
-	if pr == nil {
-		return
-	}
 	pr.mu.Lock()
 	pr.failures[p] = err
 	pr.mu.Unlock()
-	pr.broken.Raise()
+	pr.news.Raise()
 }
 
 // failure returns the latest failure of p since forget.
@@ -172,7 +178,7 @@ func (pr *prober) failure(p path) error {
 	return pr.failures[p]
 }
 
-// forget drops a failure of p that happened before this attempt.
+// forget drops earlier failures of p.
 func (pr *prober) forget(p path) {
 	pr.mu.Lock()
 	defer pr.mu.Unlock()
@@ -181,254 +187,144 @@ func (pr *prober) forget(p path) {
 
 // set changes the status of p, which is not the fallback.
 func (pr *prober) set(p path, change func(*PreferredStatus)) {
-	pr.update(func(all *ProberStatus) {
-		st := &all.Preferred[p-1]
-		before := st.State
-		if change(st); st.State != before {
-			st.Since = time.Now()
-		}
-	})
-}
-
-func (pr *prober) update(change func(*ProberStatus)) {
-	pr.mu.Lock()
-	pr.status.Preferred = slices.Clone(pr.status.Preferred)
-	change(&pr.status)
-	now := pr.status
-	pr.mu.Unlock()
-	pr.client.cfg.OnPreferred(now)
+	pr.status = slices.Clone(pr.status)
+	st := &pr.status[p-1]
+	before := st.State
+	if change(st); st.State != before || st.Since.IsZero() {
+		st.Since = time.Now()
+	}
+	pr.client.cfg.OnPreferred(pr.status)
 }
 
 // run returns when ctx ends.
 func (pr *prober) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		if pr.current == fallback {
-			if best := pr.round(ctx); best != fallback {
-				pr.use(best)
-			} else {
-				pr.leave()
-				pr.sleep(ctx)
-			}
+		woken := pr.client.woken.Next()
+		pr.judge(ctx)
+		pr.guard(ctx)
+		timer := time.NewTimer(pr.begin())
+		select {
+		case <-woken:
+			pr.allDue()
+		case <-pr.news:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// begin begins to try the first transport that is due, unless a try runs. It returns when to look again at the latest.
+func (pr *prober) begin() time.Duration {
+	next := time.Duration(math.MaxInt64)
+	if pr.current != fallback {
+		next = guardEvery
+	}
+	// A dial may ask the manager for something over the spare link.
+	if pr.trying != fallback || pr.spare.load.born.Load() && !pr.spare.load.up.Load() {
+		return next
+	}
+	for i, st := range pr.status {
+		p, r := path(i+1), &pr.retries[i+1]
+		if pr.current != fallback && p >= pr.current && st.State != PreferredTrying {
 			continue
 		}
-		better, err := pr.guard(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err == nil:
-			pr.use(better)
-		default:
-			pr.giveUp(err)
+		if wait := time.Until(r.due); wait > 0 {
+			next = min(next, wait)
+			continue
 		}
+		r.tried = time.Now()
+		pr.forget(p)
+		pr.trying = p
+		pr.spare.want(p)
+		break
+	}
+	return next
+}
+
+// judge ends a try that has a result.
+func (pr *prober) judge(ctx context.Context) {
+	p, err := pr.trying, pr.failure(pr.trying)
+	switch {
+	case p == fallback:
+		return
+	case pr.spare.on(p):
+		bounded, cancel := context.WithTimeoutCause(ctx, tryTime, errSilent)
+		err = pr.spare.roundTrip(bounded)
+		cancel()
+	case err == nil:
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	pr.trying = fallback
+	pr.spare.want(fallback)
+	switch {
+	case err != nil:
+		pr.failed(p, err)
+	case pr.current != fallback && pr.current < p:
+		pr.set(p, func(st *PreferredStatus) { *st = PreferredStatus{State: PreferredStandby} })
+	default:
+		pr.use(p)
 	}
 }
 
 // use moves the links to p.
 func (pr *prober) use(p path) {
-	pr.current, pr.began = p, time.Now()
-	pr.set(p, func(st *PreferredStatus) { st.State, st.Reason = PreferredInUse, nil })
+	if worse := pr.current; worse != fallback {
+		pr.set(worse, func(st *PreferredStatus) { st.State = PreferredStandby })
+	}
+	pr.current = p
+	pr.forget(p)
+	pr.set(p, func(st *PreferredStatus) { *st = PreferredStatus{State: PreferredInUse} })
 	for _, l := range pr.workers() {
-		l.wanted.Update(func(wanted *path) { *wanted = p })
+		l.want(p)
 	}
 }
 
-// giveUp moves the links back to the fallback, because the transport in use has failed.
-func (pr *prober) giveUp(err error) {
+// guard moves the links back to the fallback if the transport in use has failed.
+func (pr *prober) guard(ctx context.Context) {
 	p := pr.current
+	if p == fallback {
+		return
+	}
+	err, links := pr.failure(p), pr.workers()
+	if err == nil && slices.ContainsFunc(links, (*link).stuck) && pr.answers(ctx) &&
+		slices.ContainsFunc(links, (*link).stuck) {
+		err = errStuck
+	}
+	if err == nil || ctx.Err() != nil {
+		return
+	}
 	if !pr.client.cfg.Forced {
-		for _, l := range pr.workers() {
+		for _, l := range links {
 			l.giveUp(p)
 		}
 	}
-	if r := &pr.retries[p]; time.Since(pr.began) > goodTime {
-		r.failed.reset()
-		r.slower.reset()
+	if time.Since(pr.status[p-1].Since) > goodTime {
+		pr.retries[p].pause.reset()
 	}
 	pr.current = fallback
 	pr.failed(p, err)
-	for _, other := range pr.all {
-		if pr.stateOf(other) == PreferredStandby {
-			pr.retries[other].due = time.Now()
-		}
-	}
-}
-
-func (pr *prober) stateOf(p path) PreferredState {
-	pr.mu.Lock()
-	defer pr.mu.Unlock()
-	return pr.status.Preferred[p-1].State
 }
 
 // failed notes that p does not work.
 func (pr *prober) failed(p path, err error) {
-	pause := jittered(pr.retries[p].failed.use())
+	pause := jittered(pr.retries[p].pause.use())
 	pr.retries[p].due = time.Now().Add(pause)
 	pr.set(p, func(st *PreferredStatus) { st.State, st.Reason = PreferredFailing, err })
 	pr.session.log.Info("transport fails", "path", p, "reason", err, "pause", pause)
 }
 
-// leave closes the prober's conn.
-func (pr *prober) leave() {
-	pr.link.mu.Lock()
-	defer pr.link.mu.Unlock()
-	if pr.link.conn != nil {
-		pr.link.lose(pr.link.conn, errSuperseded)
-	}
-}
-
-// candidates returns the transports to try beside the one in use.
-func (pr *prober) candidates() []path {
-	if pr.current == fallback {
-		return pr.all
-	}
-	return pr.all[:pr.current-1]
-}
-
-// due returns the candidates whose time has come.
-func (pr *prober) due() (now []path) {
-	for _, p := range pr.candidates() {
-		if !time.Now().Before(pr.retries[p].due) {
-			now = append(now, p)
-		}
-	}
-	return now
-}
-
-// untilDue returns a timer for the next candidate that is due. If there is none, it never fires.
-func (pr *prober) untilDue() *time.Timer {
-	next := time.Duration(math.MaxInt64)
-	for _, p := range pr.candidates() {
-		next = min(next, time.Until(pr.retries[p].due))
-	}
-	return time.NewTimer(next)
-}
-
-// allDue makes all transports due, because they may work by now. None is due sooner than retryMin after the last
-// attempt, because the manager can cause calls of Client.Retry.
+// allDue makes all transports due, because they may work by now. None is due sooner than retryMin after the last try,
+// because the manager can cause calls of Client.Retry.
 func (pr *prober) allDue() {
 	for i := range pr.retries {
 		r := &pr.retries[i]
 		r.due = r.tried.Add(retryMin)
-		r.failed.reset() // if it does not work yet, it may soon
+		r.pause.reset() // if it does not work yet, it may soon
 	}
-}
-
-// sleep waits until a transport is due, or until Client.Probe or Client.Retry is called.
-func (pr *prober) sleep(ctx context.Context) {
-	woken := pr.client.woken.Next()
-	timer := pr.untilDue()
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-woken:
-		pr.allDue()
-	case <-ctx.Done():
-	}
-}
-
-// round tries the transports that are due, and returns the one that the session should use.
-func (pr *prober) round(ctx context.Context) path {
-	got := map[path]Measure{}
-	due := pr.due()
-	if len(due) == 0 {
-		return pr.current
-	}
-	for _, p := range due {
-		pr.retries[p].tried = time.Now()
-		pr.set(p, func(st *PreferredStatus) { st.State = PreferredTrying })
-	}
-	if pr.current == fallback { // dials of preferred transports may send requests over it
-		m, err := pr.try(ctx, fallback)
-		for _, p := range due {
-			if err != nil && ctx.Err() == nil {
-				pr.failed(p, err)
-			}
-		}
-		if err != nil {
-			return pr.current
-		}
-		got[fallback] = m
-	}
-	for _, p := range due {
-		pr.forget(p)
-		m, err := pr.try(ctx, p)
-		switch {
-		case ctx.Err() != nil:
-			return pr.current
-		case err != nil:
-			pr.failed(p, err)
-		default:
-			got[p] = m
-		}
-	}
-	if _, measured := got[pr.current]; !measured && len(got) > 0 {
-		m, err := pr.try(ctx, pr.current)
-		if err != nil { // guard learns the cause
-			m = Measure{}
-		}
-		got[pr.current] = m
-	}
-	pr.update(func(st *ProberStatus) {
-		for p, m := range got {
-			if p == fallback {
-				st.Fallback = m
-			} else {
-				st.Preferred[p-1].Measure = m
-			}
-		}
-	})
-	return pr.best(got)
-}
-
-// best returns the first choice among the transports that are about as fast as the fastest. The others stand by.
-func (pr *prober) best(got map[path]Measure) path {
-	best := pr.current
-	if len(got) > 1 {
-		pr.session.log.Info("transports measured", "by", got)
-		best = fallback
-		for _, p := range pr.all {
-			if m, ok := got[p]; ok && (pr.client.cfg.Forced || m.atLeast(fastest(got))) {
-				best = p
-				break
-			}
-		}
-	}
-	for p := range got {
-		if p != best && p != fallback {
-			pr.retries[p].due = time.Now().Add(jittered(pr.retries[p].slower.use()))
-			pr.set(p, func(st *PreferredStatus) { st.State, st.Reason = PreferredStandby, nil })
-		}
-	}
-	return best
-}
-
-// try moves the prober's link to p and measures it. If the user forces a transport, the fallback is not measured.
-func (pr *prober) try(ctx context.Context, p path) (Measure, error) {
-	if _, err := pr.client.connect(ctx, pr.session, pr.link, p); err != nil {
-		return Measure{}, err
-	}
-	if p == fallback && pr.client.cfg.Forced {
-		return Measure{}, nil
-	}
-	m, err := pr.measure(ctx)
-	if err != nil {
-		return Measure{}, fmt.Errorf("measure: %w", err)
-	}
-	return m, nil
-}
-
-// meter answers echo at the manager.
-func meter(in *Incoming) {
-	st, err := in.Accept()
-	if err != nil {
-		return // the session has ended, or the opener gave up
-	}
-	defer st.Reset()
-	if _, err := io.CopyN(st, st, echoBytes); err != nil {
-		return
-	}
-	st.CloseWrite()
-	io.Copy(io.Discard, st) // until the other end has read it, and resets
 }
 
 // workers returns the links that carry streams.
@@ -442,87 +338,12 @@ func (pr *prober) workers() []*link {
 	return links
 }
 
-// guard watches the links on the transport in use until it fails, or until standBy finds a better one.
-func (pr *prober) guard(ctx context.Context) (better path, err error) {
-	links := pr.workers()
-	ctx, cancel := context.WithCancel(ctx)
-	found := make(chan path, 1)
-	var standby sync.WaitGroup
-	defer standby.Wait()
-	defer cancel()
-	standby.Go(func() { pr.standBy(ctx, found) })
-	tick := time.NewTicker(guardEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-pr.broken:
-			if err := pr.failure(pr.current); err != nil {
-				return 0, err
-			}
-		case better := <-found:
-			return better, nil
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		case <-tick.C:
-			if slices.ContainsFunc(links, (*link).stuck) && pr.answers(ctx) &&
-				slices.ContainsFunc(links, (*link).stuck) {
-				return 0, errStuck
-			}
-		}
-	}
-}
-
-// standBy keeps the prober's link on the fallback until ctx ends, or until it has found a better transport than the one
-// in use.
-func (pr *prober) standBy(ctx context.Context, found chan<- path) {
-	pause := pr.client.newBackoff()
-	for ctx.Err() == nil {
-		woken := pr.client.woken.Next()
-		conn, err := pr.onFallback(ctx)
-		if err != nil {
-			pr.session.log.Debug("the prober has no conn", "error", err)
-			pause.sleep(ctx)
-			continue
-		}
-		pause.reset()
-		timer := pr.untilDue()
-		select {
-		case <-conn.dead:
-			pause.sleep(ctx)
-		case <-woken:
-			pr.allDue()
-		case <-timer.C:
-			if best := pr.round(ctx); best != pr.current {
-				found <- best
-				return
-			}
-		case <-ctx.Done():
-		}
-		timer.Stop()
-	}
-}
-
-// onFallback returns the conn of the prober's link on the fallback, after it has moved the link there if need be.
-func (pr *prober) onFallback(ctx context.Context) (*linkConn, error) {
-	pr.link.mu.Lock()
-	conn := pr.link.conn
-	pr.link.mu.Unlock()
-	if conn != nil && conn.path == fallback {
-		return conn, nil
-	}
-	return pr.client.connect(ctx, pr.session, pr.link, fallback)
-}
-
-// answers reports whether the prober's link is on the fallback and gets a pong within stallTime.
+// answers reports whether the spare link is on the fallback and gets a pong within stallTime.
 func (pr *prober) answers(ctx context.Context) bool {
-	pr.link.mu.Lock()
-	elsewhere := pr.link.conn != nil && pr.link.conn.path != fallback
-	pr.link.mu.Unlock()
-	if elsewhere {
+	if !pr.spare.on(fallback) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, stallTime)
 	defer cancel()
-	_, err := pr.link.roundTrip(ctx)
-	return err == nil
+	return pr.spare.roundTrip(ctx) == nil
 }

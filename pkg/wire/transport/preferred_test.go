@@ -117,10 +117,10 @@ func (r *twoTransports) start(t *testing.T, cc transport.ClientConfig) *rig {
 	if cc.Preferred == nil {
 		cc.Preferred = []func(context.Context) (net.Conn, error){r.preferred.Dial}
 	}
-	cc.OnPreferred = func(all transport.ProberStatus) {
+	cc.OnPreferred = func(all []transport.PreferredStatus) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		s := all.Preferred[len(all.Preferred)-1]
+		s := all[len(all)-1]
 		text := s.State.String()
 		if s.Reason != nil {
 			text = fmt.Sprintf("%s: %v", text, s.Reason)
@@ -150,13 +150,10 @@ func (r *twoTransports) want(t *testing.T, within time.Duration, want ...string)
 	}
 }
 
-// wantLast checks the state at the end of within. If the prober is trying the transport then, wantLast waits longer.
+// wantLast checks the state at the end of within.
 func (r *twoTransports) wantLast(t *testing.T, within time.Duration, want string) {
 	t.Helper()
 	got := r.seen(within)
-	if len(got) > 0 && got[len(got)-1] == "trying" {
-		got = append(got, r.seen(5*time.Second)...)
-	}
 	if len(got) == 0 || got[len(got)-1] != want {
 		t.Fatalf("the preferred transport was %q, want %q in the end", got, want)
 	}
@@ -224,7 +221,7 @@ func TestLinksMoveToPreferred(t *testing.T) {
 		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		rig := r.start(t, transport.ClientConfig{})
 		stop := exchange(t, rig)
-		r.want(t, time.Second, "trying", "in use")
+		r.want(t, time.Second, "in use")
 		carries(t, rig.laptop, false, true)
 		stop()
 		for _, l := range rig.laptop.Stats().Links {
@@ -247,7 +244,7 @@ func TestMoveKeepsSessionConnected(t *testing.T) {
 			states = append(states, s)
 		}})
 		stop := exchange(t, rig)
-		r.want(t, 5*time.Second, "trying", "in use")
+		r.want(t, 5*time.Second, "in use")
 		stop()
 		mu.Lock()
 		defer mu.Unlock()
@@ -257,39 +254,24 @@ func TestMoveKeepsSessionConnected(t *testing.T) {
 	})
 }
 
-// Of two equally fast transports the links use the preferred one.
-func TestEquallyFastPreferredIsUsed(t *testing.T) {
+// The rank decides, and not the speed.
+func TestSlowerPreferredIsUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newTwoTransports(t, time.Millisecond, time.Millisecond)
-		r.start(t, transport.ClientConfig{})
-		r.want(t, 5*time.Second, "trying", "in use")
+		r := newTwoTransports(t, time.Millisecond, 5*time.Millisecond)
+		rig := r.start(t, transport.ClientConfig{})
+		stop := exchange(t, rig)
+		r.want(t, 5*time.Second, "in use")
+		carries(t, rig.laptop, false, true)
+		stop()
+		dials := r.preferred.dialed()
+		r.want(t, time.Hour)
+		if n := r.preferred.dialed() - dials; n > 0 {
+			t.Errorf("the transport in use was dialed %d times in an hour", n)
+		}
+		if st := rig.laptop.Stats(); st.Fallback.RTT <= 0 || st.Preferred[0].RTT <= st.Fallback.RTT {
+			t.Errorf("round trips: fallback %v, preferred %v", st.Fallback.RTT, st.Preferred[0].RTT)
+		}
 	})
-}
-
-func TestSlowerPreferredStaysOnStandby(t *testing.T) {
-	for name, delay := range map[string]time.Duration{"slower": 1500 * time.Microsecond, "much_slower": 5 * time.Millisecond} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r := newTwoTransports(t, time.Millisecond, delay)
-				rig := r.start(t, transport.ClientConfig{})
-				stop := exchange(t, rig)
-				r.want(t, 5*time.Second, "trying", "standby")
-				carries(t, rig.laptop, true, false)
-				stop()
-				// It may be better in a moment, another day, or on another network.
-				r.wantLast(t, 20*time.Second, "standby")
-				r.wantLast(t, time.Hour, "standby")
-				tries := r.preferred.dialed()
-				time.Sleep(time.Hour)
-				if n := r.preferred.dialed() - tries; n < 12 || n > 18 {
-					t.Errorf("tried %d times in an hour", n)
-				}
-				r.wantLast(t, 0, "standby")
-				rig.client.Probe(time.Second)
-				r.want(t, 5*time.Second, "trying", "standby")
-			})
-		})
-	}
 }
 
 func TestFailingPreferredIsRetried(t *testing.T) {
@@ -297,7 +279,7 @@ func TestFailingPreferredIsRetried(t *testing.T) {
 		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		r.preferred.change(errors.New("pods/proxy is forbidden"))
 		rig := r.start(t, transport.ClientConfig{})
-		r.want(t, 500*time.Millisecond, "trying", "failing: dial the traffic manager: pods/proxy is forbidden")
+		r.want(t, 500*time.Millisecond, "failing: dial the traffic manager: pods/proxy is forbidden")
 		time.Sleep(10 * time.Minute)
 		if n := r.preferred.dialed(); n < 10 || n > 30 {
 			t.Errorf("dialed %d times in ten minutes", n)
@@ -317,7 +299,7 @@ func TestStreamsSurviveFailureOfPreferred(t *testing.T) {
 		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		rig := r.start(t, transport.ClientConfig{})
 		stop := exchange(t, rig)
-		r.want(t, time.Second, "trying", "in use")
+		r.want(t, time.Second, "in use")
 		r.preferred.change(errors.New("refused"))
 		time.Sleep(200 * time.Millisecond)
 		carries(t, rig.laptop, true, false)
@@ -337,7 +319,7 @@ func TestStuckPreferredIsLeft(t *testing.T) {
 		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		rig := r.start(t, transport.ClientConfig{})
 		stop := exchange(t, rig)
-		r.want(t, time.Second, "trying", "in use")
+		r.want(t, time.Second, "in use")
 		r.preferred.hole(true)
 		began := time.Now()
 		// A stream that opens now may wait a little, and opens.
@@ -360,7 +342,7 @@ func TestNetworkFailureDoesNotLeavePreferred(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		rig := r.start(t, transport.ClientConfig{})
-		r.want(t, time.Second, "trying", "in use")
+		r.want(t, time.Second, "in use")
 		near, _ := open(t, rig.laptop, rig.manager)
 		r.fallback.hole(true)
 		r.preferred.hole(true)
@@ -371,12 +353,12 @@ func TestNetworkFailureDoesNotLeavePreferred(t *testing.T) {
 	})
 }
 
-func TestForcedPreferredIsNotMeasured(t *testing.T) {
+func TestForcedPreferredIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTwoTransports(t, 100*time.Microsecond, time.Millisecond)
 		rig := r.start(t, transport.ClientConfig{Forced: true})
 		stop := exchange(t, rig)
-		r.want(t, time.Second, "trying", "in use")
+		r.want(t, time.Second, "in use")
 		carries(t, rig.laptop, false, true)
 		r.preferred.change(errors.New("refused"))
 		carries(t, rig.laptop, false, false)

@@ -33,6 +33,7 @@ type Session struct {
 	prober  *prober       // the client's, if ClientConfig.Preferred is set
 	next    atomic.Uint32 // for choose
 	delays  [maxPaths]delay
+	rtts    [maxPaths]atomic.Int64 // nanoseconds, as load.rtt of the link that measured last
 
 	events  wakeup.Signal // links came or went (client)
 	settled wakeup.Signal // the other end has acknowledged CLOSE, or no link is left
@@ -269,7 +270,7 @@ func (s *Session) choose() (*link, error) {
 		if l.busy() {
 			score += 1 << 40
 		}
-		if s.prober != nil && l == s.prober.link {
+		if s.isSpare(l) {
 			score += 1 << 45
 		}
 		if !l.load.up.Load() {
@@ -345,10 +346,10 @@ func (s *Session) open(ctx context.Context, r Request, datagrams bool) (*Stream,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// The dial of a preferred transport requests its ticket over the prober's link, because all other links may wait
+	// The dial of a preferred transport requests its ticket over the spare link, because all other links may wait
 	// for that dial.
-	if s.prober != nil && r.Proto == ProtoTicket && s.prober.link.load.born.Load() {
-		return s.openOn(ctx, s.prober.link, r, datagrams)
+	if s.prober != nil && r.Proto == ProtoTicket && s.prober.spare.load.born.Load() {
+		return s.openOn(ctx, s.prober.spare, r, datagrams)
 	}
 	l, err := s.choose()
 	if err != nil {
@@ -473,7 +474,7 @@ func (s *Session) unreserve(n int) { s.grown.Add(-int64(n)) }
 type SessionStats struct {
 	Streams int // open
 	Links   []LinkStats
-	// Bytes that crossed conns of ClientConfig.Dial and of each of ClientConfig.Preferred, without handshakes.
+	// The conns of ClientConfig.Dial and of each of ClientConfig.Preferred, without handshakes.
 	Fallback  Traffic
 	Preferred [maxPaths - 1]Traffic
 }
@@ -495,18 +496,20 @@ func (s *Session) Stats() SessionStats {
 	links := slices.Clone(s.links)
 	s.mu.Unlock()
 	st := SessionStats{Streams: int(s.streams.Load())}
-	var total [maxPaths]traffic
+	var total [maxPaths]Traffic
+	for p := range total {
+		total[p].RTT = time.Duration(s.rtts[p].Load())
+	}
 	for _, l := range links {
 		if l == nil || !l.load.born.Load() {
 			continue
 		}
 		l.mu.Lock()
 		for p := range total {
-			total[p].Sent += l.past[p].Sent
-			total[p].Received += l.past[p].Received
+			total[p].add(l.past[p])
 		}
 		if l.conn != nil {
-			total[l.conn.path].add(l.conn)
+			total[l.conn.path].add(l.conn.Traffic)
 		}
 		st.Links = append(st.Links, LinkStats{
 			Up: l.conn != nil, RTT: time.Duration(l.load.rtt.Load()), Sent: l.out.end, Received: l.acks.received,
@@ -514,9 +517,7 @@ func (s *Session) Stats() SessionStats {
 		})
 		l.mu.Unlock()
 	}
-	st.Fallback = Traffic(total[fallback])
-	for i := range st.Preferred {
-		st.Preferred[i] = Traffic(total[i+1])
-	}
+	st.Fallback = total[fallback]
+	copy(st.Preferred[:], total[1:])
 	return st
 }

@@ -19,7 +19,7 @@ type threeTransports struct {
 	first fakeTransport
 
 	statusMu sync.Mutex
-	status   transport.ProberStatus
+	status   []transport.PreferredStatus
 }
 
 func newThreeTransports(t *testing.T, fallback, preferred, first time.Duration) *threeTransports {
@@ -32,7 +32,7 @@ func (r *threeTransports) start(t *testing.T) *rig {
 	return start(t, r.network, transport.ClientConfig{
 		Dial:      r.fallback.Dial,
 		Preferred: []func(context.Context) (net.Conn, error){r.first.Dial, r.preferred.Dial},
-		OnPreferred: func(s transport.ProberStatus) {
+		OnPreferred: func(s []transport.PreferredStatus) {
 			r.statusMu.Lock()
 			defer r.statusMu.Unlock()
 			r.status = s
@@ -61,7 +61,7 @@ func (r *threeTransports) await(t *testing.T, within time.Duration, are func([]t
 	var got []transport.PreferredStatus
 	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		r.statusMu.Lock()
-		got = r.status.Preferred
+		got = r.status
 		r.statusMu.Unlock()
 		if len(got) == 2 && are(got) {
 			time.Sleep(200 * time.Millisecond)
@@ -89,39 +89,40 @@ func carriedBy(t *testing.T, s *transport.Session, want int) {
 }
 
 const (
-	trying  = transport.PreferredTrying
 	inUse   = transport.PreferredInUse
 	standby = transport.PreferredStandby
 	failing = transport.PreferredFailing
 )
 
-func TestFastestOfThreeIsUsed(t *testing.T) {
-	const ms = time.Millisecond
+func TestFirstOfThreeThatWorksIsUsed(t *testing.T) {
+	refused := errors.New("refused")
 	for name, tt := range map[string]struct {
-		fallback, preferred, first time.Duration
+		first, preferred           error
+		firstState, preferredState transport.PreferredState
 		want                       int
 	}{
-		"all_equal":        {ms, ms, ms, 1},
-		"first":            {3 * ms, 2 * ms, ms, 1},
-		"preferred":        {3 * ms, ms, 2 * ms, 2},
-		"fallback":         {ms, 2 * ms, 2 * ms, 0},
-		"first_is_slowest": {2 * ms, ms, 3 * ms, 2},
-		"two_equal":        {2 * ms, ms, ms, 1},
+		"all_work":        {nil, nil, inUse, standby, 1},
+		"first_alone":     {nil, refused, inUse, failing, 1},
+		"preferred_alone": {refused, nil, failing, inUse, 2},
+		"neither":         {refused, refused, failing, failing, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := newThreeTransports(t, tt.fallback, tt.preferred, tt.first)
+				r := newThreeTransports(t, time.Millisecond, 2*time.Millisecond, 3*time.Millisecond)
+				r.first.change(tt.first)
+				r.preferred.change(tt.preferred)
 				rig := r.start(t)
-				states := []transport.PreferredState{standby, standby, standby}
-				states[tt.want] = inUse
-				r.are(t, 10*time.Second, states[1], states[2])
+				r.are(t, 10*time.Second, tt.firstState, tt.preferredState)
 				stop := exchange(t, rig)
 				carriedBy(t, rig.laptop, tt.want)
 				stop()
+				measured := rig.laptop.Stats().Preferred
 				r.statusMu.Lock()
 				defer r.statusMu.Unlock()
-				if all := r.status; all.Fallback.RTT == 0 || slices.ContainsFunc(all.Preferred, func(s transport.PreferredStatus) bool { return s.Measure.RTT == 0 }) {
-					t.Errorf("not measured: %+v", all)
+				for i, s := range r.status {
+					if works := s.State != failing; works != (measured[i].RTT > 0) || works != (s.Reason == nil) || s.Since.IsZero() {
+						t.Errorf("transport %d: %+v, round trip %v", i+1, s, measured[i].RTT)
+					}
 				}
 			})
 		})
@@ -170,26 +171,26 @@ func TestStreamsSurviveAllSwitchesOfThree(t *testing.T) {
 	}
 }
 
-// While a preferred transport is in use, one before it is tried again at once when the network changes, and none after
+// While a preferred transport is in use, one before it is tried again, at once when the network changes, and none after
 // it.
 func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newThreeTransports(t, 3*time.Millisecond, time.Millisecond, 2*time.Millisecond)
+		r.first.change(errors.New("refused"))
 		rig := r.start(t)
-		r.are(t, 10*time.Second, standby, inUse)
+		r.are(t, 10*time.Second, failing, inUse)
+		before := r.preferred.dialed()
 		time.Sleep(time.Hour)
-		if n := r.first.dialed(); n < 12 || n > 30 {
+		if n := r.first.dialed(); n < 55 || n > 100 {
 			t.Errorf("the first transport was dialed %d times in an hour", n)
 		}
-		if n := r.preferred.dialed(); n > 40 { // the links, and for comparison
+		if n := r.preferred.dialed() - before; n > 0 {
 			t.Errorf("the transport in use was dialed %d times in an hour", n)
 		}
-		r.first.mu.Lock()
-		r.first.delay = 100 * time.Microsecond
-		r.first.mu.Unlock()
+		r.first.change(nil)
 		rig.client.Retry()
 		r.are(t, 5*time.Second, inUse, standby)
-		before := r.preferred.dialed()
+		before = r.preferred.dialed()
 		time.Sleep(time.Hour)
 		if n := r.preferred.dialed() - before; n > 0 {
 			t.Errorf("the transport after the one in use was dialed %d times", n)
@@ -197,6 +198,17 @@ func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 		stop := exchange(t, rig)
 		carriedBy(t, rig.laptop, 1)
 		stop()
+	})
+}
+
+// A transport before the one in use is used as soon as it works, while one after it is still tried.
+func TestFirstIsUsedBeforeTheNextIsTried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newThreeTransports(t, time.Millisecond, time.Millisecond, time.Millisecond)
+		r.preferred.hole(true)
+		r.start(t)
+		r.are(t, 5*time.Second, inUse, transport.PreferredTrying)
+		r.are(t, time.Minute, inUse, failing)
 	})
 }
 
@@ -241,7 +253,9 @@ func TestStuckTransportIsLeftDuringATry(t *testing.T) {
 		rig := r.start(t)
 		stop := exchange(t, rig)
 		r.are(t, time.Minute, failing, inUse)
-		r.are(t, 2*time.Minute, trying, inUse)
+		for tried := r.first.dialed(); r.first.dialed() == tried; {
+			time.Sleep(10 * time.Millisecond)
+		}
 		r.preferred.hole(true)
 		time.Sleep(2 * time.Second)
 		carriedBy(t, rig.laptop, 0)

@@ -17,17 +17,17 @@ import (
 	"kubevpn/pkg/wire/transport/transporttest"
 )
 
-// measuringTest returns the transports of a cluster that no test dials.
-func measuringTest(t *testing.T) *transports {
+// tryingTest returns the transports of a cluster that no test dials.
+func tryingTest(t *testing.T) *transports {
 	t.Helper()
 	c, err := cluster.Load([]byte(kubeconfig), cluster.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newMeasuring(c, "kubevpn", "m-1")
+	return newTrying(c, "kubevpn", "m-1")
 }
 
-func TestMeasureReturnsTheHelloAndAllTransports(t *testing.T) {
+func TestTryReturnsTheHelloAndAllTransports(t *testing.T) {
 	listener := transporttest.NewListener()
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error)
@@ -44,8 +44,8 @@ func TestMeasureReturnsTheHelloAndAllTransports(t *testing.T) {
 		})
 	}()
 	began := time.Now()
-	m, err := measuringTest(t).measure(ctx, listener.Dial)
-	if took := time.Since(began); err != nil || m.Hello.Version != "v1" || took > measureTimeout {
+	m, err := tryingTest(t).try(ctx, listener.Dial)
+	if took := time.Since(began); err != nil || m.Hello.Version != "v1" || took > tryTimeout {
 		t.Errorf("%+v after %v, %v", m, took, err)
 	}
 	var got []string
@@ -62,20 +62,20 @@ func TestMeasureReturnsTheHelloAndAllTransports(t *testing.T) {
 	}
 }
 
-func TestMeasureNamesTheFault(t *testing.T) {
+func TestTryNamesTheFault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := func(context.Context) (net.Conn, error) { near, _ := net.Pipe(); return near, nil }
 		refused := func(context.Context) (net.Conn, error) { return nil, errors.New("refused") }
-		m := measuringTest(t)
-		if _, err := m.measure(t.Context(), silent); api.AsError(err) == nil || err.Error() != "the traffic manager does not answer" {
+		m := tryingTest(t)
+		if _, err := m.try(t.Context(), silent); api.AsError(err) == nil || err.Error() != "the traffic manager does not answer" {
 			t.Errorf("a manager that is silent: %v", err)
 		}
-		if _, err := m.measure(t.Context(), refused); err == nil || err.Error() != "refused" {
+		if _, err := m.try(t.Context(), refused); err == nil || err.Error() != "refused" {
 			t.Errorf("a manager that cannot be dialled: %v", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := m.measure(ctx, silent); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := m.try(ctx, silent); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the caller does not wait: %v", err)
 		}
 	})
