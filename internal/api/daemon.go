@@ -154,6 +154,7 @@ type Transport struct {
 	Reason   string         `json:"reason,omitempty"` // for State
 	Since    time.Time      `json:"since,omitzero"`
 	Seconds  float64        `json:"roundTripSeconds,omitempty"` // by the last few heartbeats over it
+	Rate     float64        `json:"bytesPerSecond,omitempty"`   // never set: a field of the format stays
 	Sent     uint64         `json:"sentBytes"`                  // in this session
 	Received uint64         `json:"receivedBytes"`
 }

@@ -304,7 +304,7 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := c.checkDomains(); err != nil {
 		return err
 	}
-	if c.transports.uses(api.TransportDirect) {
+	if slices.Contains(c.transports.used(), api.TransportDirect) {
 		g.Go(func() error { // before the routes
 			c.transports.direct.survey(ctx)
 			return nil

@@ -2,7 +2,6 @@ package connection
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/tls"
@@ -39,19 +38,20 @@ type transports struct {
 	prober  wakeup.Value[[]transport.PreferredStatus] // of used; immutable
 }
 
-// optional are the transports besides port-forward, the best first. In every table of docs/performance.md direct is at
-// least as fast as api-proxy, and api-proxy as port-forward, and so they spare the cluster work.
+// optional are the transports besides port-forward, the best first. Every throughput in docs/performance.md has this
+// order, and so has the work that they spare the API server, the kubelet and the container runtime.
 var optional = []string{api.TransportDirect, api.TransportAPIProxy}
-
-// uses reports whether the user allows a transport of optional.
-func (t *transports) uses(name string) bool {
-	asked := cmp.Or(t.cfg.Request.Transport, api.TransportAuto)
-	return asked == api.TransportAuto || asked == name
-}
 
 // used returns those of optional that the user allows.
 func (t *transports) used() []string {
-	return slices.DeleteFunc(slices.Clone(optional), func(name string) bool { return !t.uses(name) })
+	switch asked := t.cfg.Request.Transport; asked {
+	case "", api.TransportAuto:
+		return optional
+	case api.TransportPortForward:
+		return nil
+	default:
+		return []string{asked}
+	}
 }
 
 // forced returns the one of optional that the user asks for; empty: none.
@@ -65,12 +65,11 @@ func (t *transports) forced() string {
 // preferred returns the dial functions of used.
 func (t *transports) preferred() (dials []func(context.Context) (net.Conn, error)) {
 	for _, name := range t.used() {
-		switch name {
-		case api.TransportDirect:
-			dials = append(dials, t.dialDirect)
-		case api.TransportAPIProxy:
-			dials = append(dials, t.dialProxy)
+		dial := t.dialDirect
+		if name == api.TransportAPIProxy {
+			dial = t.dialProxy
 		}
+		dials = append(dials, dial)
 	}
 	return dials
 }
@@ -256,9 +255,16 @@ func (t *transports) describe(since time.Time) (inUse string, all []api.Transpor
 	for _, name := range slices.Backward(optional) {
 		one := api.Transport{Name: name, State: api.TransportOff, Reason: "--transport " + t.cfg.Request.Transport}
 		if i := slices.Index(used, name); i >= 0 {
-			one = api.Transport{Name: name, State: api.TransportTrying}
+			var st transport.PreferredStatus
 			if i < len(status) {
-				one = t.describePreferred(name, status[i], inUse)
+				st = status[i]
+			}
+			one = api.Transport{Name: name, State: api.TransportState(st.State.String()), Since: st.Since}
+			switch {
+			case st.Reason != nil:
+				one.Reason = t.cluster.Explain(st.Reason).Message
+			case st.State == transport.PreferredStandby:
+				one.Reason = inUse + " is in use"
 			}
 			addTraffic(&one, stats.Preferred[i])
 		}
@@ -269,21 +275,4 @@ func (t *transports) describe(since time.Time) (inUse string, all []api.Transpor
 
 func addTraffic(to *api.Transport, t transport.Traffic) {
 	to.Seconds, to.Sent, to.Received = t.RTT.Seconds(), t.Sent, t.Received
-}
-
-// describePreferred describes one transport of used.
-func (t *transports) describePreferred(name string, st transport.PreferredStatus, inUse string) api.Transport {
-	out := api.Transport{Name: name, State: api.TransportTrying, Since: st.Since}
-	switch st.State {
-	case transport.PreferredInUse:
-		out.State = api.TransportInUse
-	case transport.PreferredStandby:
-		out.State, out.Reason = api.TransportStandby, inUse+" is in use"
-	case transport.PreferredFailing:
-		out.State = api.TransportFailing
-		if st.Reason != nil {
-			out.Reason = t.cluster.Explain(st.Reason).Message
-		}
-	}
-	return out
 }

@@ -575,9 +575,13 @@ func TestBytesAreCountedPerTransport(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, 10*time.Second, func() error { // a write is counted when it has ended
-		all := s.Status().Transports
+		c := s.Status()
+		all := c.Transports
 		if forward, proxy := all[0], all[1]; forward.Sent < 100 || forward.Received < 500 || proxy.Sent != 0 || proxy.Received != 0 {
 			return fmt.Errorf("counted %+v", all)
+		}
+		if forward, proxy := all[0].Seconds, all[1].Seconds; forward <= 0 || c.Seconds != forward || proxy != 0 {
+			return fmt.Errorf("the round trip is %v, of %+v", c.Seconds, all)
 		}
 		return nil
 	})

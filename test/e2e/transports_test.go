@@ -175,8 +175,7 @@ func (l *laptop) apiServerRestarts(t *testing.T) {
 	l.transportIs(t, api.TransportAPIProxy, api.TransportInUse, "")
 }
 
-// transportIs waits until a transport has a state, for a reason that contains a text. On a busy machine the preferred
-// transport may measure slower at first; kubevpn measures it again after some 10 s, and then after 20.
+// transportIs waits until a transport has a state, for a reason that contains a text.
 func (l *laptop) transportIs(t *testing.T, name string, state api.TransportState, reason string) {
 	t.Helper()
 	l.transportIsWithin(t, time.Minute, name, state, reason)

@@ -280,10 +280,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 			}
 		}
 		path := l.wanted.Load()
-		mctx, stop := moving(ctx, l, conn, path)
-		next, err := c.connect(mctx, s, l, path)
-		abandoned := mctx.Err() != nil
-		stop()
+		next, err := c.connect(ctx, s, l, path)
 		switch {
 		case err == nil:
 			conn = next
@@ -302,8 +299,8 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 			return
 		}
 		l.log.Debug("conn not established", "path", path, "error", err)
-		if path != fallback && (!abandoned || s.isSpare(l)) { // the spare link's try ends with its conn
-			s.prober.fail(path, err)
+		if path != fallback {
+			s.prober.report(path, err)
 		}
 		if conn == nil || !l.attachedTo(conn) {
 			conn = nil
@@ -332,53 +329,22 @@ func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
 	}
 }
 
-// moving returns the context of an attempt. It ends an attempt to move from a conn if that conn is lost, or if the link
-// need not move to that transport any more.
-func moving(ctx context.Context, l *link, from *linkConn, to path) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	if from == nil || !l.attachedTo(from) {
-		return ctx, cancel
-	}
-	go func() {
-		defer cancel()
-		for {
-			wanted, changed := l.wanted.Get()
-			if wanted != to {
-				return
-			}
-			select {
-			case <-changed:
-			case <-from.dead:
-				if !errors.Is(from.err, errSuperseded) {
-					return
-				}
-				<-ctx.Done() // the attempt itself replaced the conn
-				return
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return ctx, cancel
-}
-
 // isFatal reports whether the manager's answer ends the session.
 func isFatal(err error) bool {
 	return errors.Is(err, ErrSessionLost) || errors.Is(err, ErrRefused) || errors.Is(err, ErrVersion) ||
 		errors.Is(err, ErrProtocol)
 }
 
-// lost logs the loss of a conn. If it used a preferred transport, lost tells the prober and moves the link to the
-// fallback at once.
+// lost logs the loss of a conn. If it used a preferred transport, lost moves the link to the fallback at once.
 func (c *Client) lost(s *Session, l *link, conn *linkConn) {
 	l.log.Info("conn lost", "path", conn.path, "reason", conn.err)
 	if conn.path == fallback || errors.Is(conn.err, errSuperseded) {
 		return
 	}
 	if !c.cfg.Forced {
-		l.giveUp(conn.path)
+		l.move(conn.path, fallback)
 	}
-	s.prober.fail(conn.path, conn.err)
+	s.prober.report(conn.path, conn.err)
 }
 
 // failed records a failed attempt for OnState.

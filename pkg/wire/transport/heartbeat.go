@@ -1,10 +1,7 @@
 package transport
 
 import (
-	"cmp"
-	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -44,7 +41,6 @@ func (l *link) onPong(seq, acked uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.heart.pongSeq = max(l.heart.pongSeq, seq)
-	l.changed.Broadcast()
 	if seq == l.heart.pingSeq {
 		copy(l.heart.rtts[1:], l.heart.rtts[:])
 		l.heart.rtts[0] = max(time.Since(l.heart.pinged), 1)
@@ -169,33 +165,22 @@ func (l *link) sendAck() {
 	l.control(frameAck, 0, b[:]...)
 }
 
-var errNoConn = errors.New("the link has no conn")
-
-// roundTrip sends a ping and waits for its pong.
-func (l *link) roundTrip(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.changed.Broadcast()
-	})
-	defer stop()
+// pingFallback sends a ping over the fallback and returns its number; 0: the link is elsewhere.
+func (l *link) pingFallback() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := l.conn
-	l.ping(time.Now())
-	for seq := l.heart.pingSeq; l.heart.pongSeq < seq; l.changed.Wait() {
-		switch {
-		case l.closed != nil:
-			return l.closed
-		case c == nil:
-			return errNoConn
-		case l.conn != c:
-			return cmp.Or(c.err, errNoConn)
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		}
+	if l.conn == nil || l.conn.path != fallback {
+		return 0
 	}
-	return nil
+	l.ping(time.Now())
+	return l.heart.pingSeq
+}
+
+// answered reports whether a ping, or a later one, was answered.
+func (l *link) answered(ping uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.heart.pongSeq >= ping
 }
 
 // stuck reports whether the link's conn uses a preferred transport and its bytes are not acknowledged.

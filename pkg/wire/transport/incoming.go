@@ -155,8 +155,7 @@ func (l *link) onOpen(id uint32, payload []byte) error {
 	return nil
 }
 
-// meter sends back the first 256 KiB. Laptops before kubevpn ranked its transports measure them so, and use none that
-// does not answer.
+// meter sends back the first 256 KiB: as much as laptops before kubevpn ranked its transports send to measure them.
 func meter(in *Incoming) {
 	st, err := in.Accept()
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 // few bytes by itself. The reader parses frames and never blocks on anything but the conn.
 //
 // Lock order: Stream.writers, handshake, mu, streams.mu, Session.mu, delay.mu. A goroutine that holds one may take
-// those to its right. Nobody holds another lock together with Stream.mu, Client.mu or prober.mu, and nobody holds mu
+// those to its right. Nobody holds another lock together with Stream.mu or Client.mu, and nobody holds mu
 // during a conn's Read or Write.
 type link struct {
 	session *Session
@@ -54,7 +54,7 @@ type link struct {
 	heart    heartbeat
 
 	toSend  sync.Cond // signals the sender: bytes and a conn
-	changed sync.Cond // broadcasts any other change: conn, reading, writing, out.sent, heart.pongSeq, closed
+	changed sync.Cond // broadcasts any other change: conn, reading, writing, out.sent, closed
 
 	wanted wakeup.Value[path] // the transport that the prober chose; Client.keep moves the link to it
 

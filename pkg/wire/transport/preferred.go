@@ -1,12 +1,13 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"kubevpn/pkg/wakeup"
@@ -74,12 +75,14 @@ const (
 	retryMax = time.Minute
 	goodTime = time.Minute
 
-	tryTime = 3 * time.Second // the timeout of the ping that ends a try
+	// A try ends with an echo: a path may carry handshakes, and lose packets that are larger.
+	echoBytes = 16 << 10
+	echoTime  = 3 * time.Second
 )
 
 var (
 	errStuck  = errors.New("its bytes are not acknowledged, while the fallback transport works")
-	errSilent = errors.New("a ping was not answered in time")
+	errNoEcho = fmt.Errorf("%d bytes did not return in %v", echoBytes, echoTime)
 )
 
 // prober tries the preferred transports, with a link of its own, and lets the links use the first that works. It then
@@ -87,10 +90,10 @@ var (
 //
 //	         ┌──────────────── backoff ◀────────────────┐
 //	         ▼                                          │
-//	try: the spare link moves there, and a ping is answered ── no ─▶ failing ◀── links move back to the fallback
-//	         │ yes                                                                   ▲
-//	         ├─ none before it works ─▶ in use: the links move to it,  ──────────────┘ a conn is lost, or its bytes are
-//	         └─ else ─▶ standby         the spare link back to the fallback            not acknowledged
+//	try: the spare link moves there, and an echo returns ── no ─▶ failing ◀── links move back to the fallback
+//	         │ yes                                                               ▲
+//	         ├─ none before it works ─▶ in use: the links move to it, ───────────┘ a conn is lost, or its bytes are
+//	         └─ else ─▶ standby         the spare link to the fallback             not acknowledged
 //
 // While a preferred transport is in use, the prober tries those before it in ClientConfig.Preferred again, and of the
 // others each once. When it fails, those on standby are tried at once.
@@ -103,14 +106,14 @@ type prober struct {
 	spare   *link
 	news    wakeup.Signal // failures has changed, or the spare link has another conn
 
+	failures wakeup.Value[[maxPaths]error] // the latest reports of Client.keep, none from before a try
+
 	// Only run's goroutine uses these.
-	current path // that the links use
-	trying  path // that the spare link tries; fallback: none
+	current path   // that the links use
+	trying  path   // that the spare link tries; fallback: none
+	pinged  uint64 // the spare link's ping since links are stuck; 0: none
 	retries [maxPaths]retry
 	status  []PreferredStatus // immutable
-
-	mu       sync.Mutex
-	failures [maxPaths]error // reported by Client.keep, since forget
 }
 
 // retry says when to try a transport.
@@ -133,16 +136,11 @@ func (c *Client) newProber(s *Session) *prober {
 	return p
 }
 
-// want asks Client.keep to move the link to p.
-func (l *link) want(p path) {
-	l.wanted.Update(func(wanted *path) { *wanted = p })
-}
-
-// giveUp asks Client.keep to move the link to the fallback if it was asked to use p.
-func (l *link) giveUp(p path) {
+// move asks Client.keep to move the link from one transport to another, unless it is asked to use a third one.
+func (l *link) move(from, to path) {
 	l.wanted.Update(func(wanted *path) {
-		if *wanted == p {
-			*wanted = fallback
+		if *wanted == from {
+			*wanted = to
 		}
 	})
 }
@@ -163,35 +161,18 @@ func (l *link) on(p path) bool {
 // isSpare reports whether l is the prober's link.
 func (s *Session) isSpare(l *link) bool { return s.prober != nil && l == s.prober.spare }
 
-// fail reports a failure of a preferred transport.
-func (pr *prober) fail(p path, err error) {
-	pr.mu.Lock()
-	pr.failures[p] = err
-	pr.mu.Unlock()
+// report notes that a preferred transport has failed. With nil, it drops what was noted.
+func (pr *prober) report(p path, err error) {
+	pr.failures.Update(func(all *[maxPaths]error) { all[p] = err })
 	pr.news.Raise()
 }
 
-// failure returns the latest failure of p since forget.
-func (pr *prober) failure(p path) error {
-	pr.mu.Lock()
-	defer pr.mu.Unlock()
-	return pr.failures[p]
-}
-
-// forget drops earlier failures of p.
-func (pr *prober) forget(p path) {
-	pr.mu.Lock()
-	defer pr.mu.Unlock()
-	pr.failures[p] = nil
-}
-
 // set changes the status of p, which is not the fallback.
-func (pr *prober) set(p path, change func(*PreferredStatus)) {
+func (pr *prober) set(p path, state PreferredState, reason error) {
 	pr.status = slices.Clone(pr.status)
 	st := &pr.status[p-1]
-	before := st.State
-	if change(st); st.State != before || st.Since.IsZero() {
-		st.Since = time.Now()
+	if st.Reason = reason; st.State != state {
+		st.State, st.Since = state, time.Now()
 	}
 	pr.client.cfg.OnPreferred(pr.status)
 }
@@ -201,7 +182,7 @@ func (pr *prober) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		woken := pr.client.woken.Next()
 		pr.judge(ctx)
-		pr.guard(ctx)
+		pr.guard()
 		timer := time.NewTimer(pr.begin())
 		select {
 		case <-woken:
@@ -234,9 +215,9 @@ func (pr *prober) begin() time.Duration {
 			continue
 		}
 		r.tried = time.Now()
-		pr.forget(p)
+		pr.report(p, nil)
 		pr.trying = p
-		pr.spare.want(p)
+		pr.spare.move(fallback, p)
 		break
 	}
 	return next
@@ -244,14 +225,13 @@ func (pr *prober) begin() time.Duration {
 
 // judge ends a try that has a result.
 func (pr *prober) judge(ctx context.Context) {
-	p, err := pr.trying, pr.failure(pr.trying)
+	p, err := pr.trying, pr.failures.Load()[pr.trying]
 	switch {
 	case p == fallback:
 		return
 	case pr.spare.on(p):
-		bounded, cancel := context.WithTimeoutCause(ctx, tryTime, errSilent)
-		err = pr.spare.roundTrip(bounded)
-		cancel()
+		err = pr.echo(ctx)
+		err = cmp.Or(pr.failures.Load()[p], err) // a stream continues on the fallback when its conn is lost
 	case err == nil:
 		return
 	}
@@ -259,47 +239,72 @@ func (pr *prober) judge(ctx context.Context) {
 		return
 	}
 	pr.trying = fallback
-	pr.spare.want(fallback)
+	pr.spare.move(p, fallback)
 	switch {
 	case err != nil:
 		pr.failed(p, err)
 	case pr.current != fallback && pr.current < p:
-		pr.set(p, func(st *PreferredStatus) { *st = PreferredStatus{State: PreferredStandby} })
+		pr.set(p, PreferredStandby, nil)
 	default:
 		pr.use(p)
 	}
 }
 
+// echo sends bytes to the manager and back over the spare link.
+func (pr *prober) echo(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, echoTime, errNoEcho)
+	defer cancel()
+	st, err := pr.session.openOn(ctx, pr.spare, Request{Proto: ProtoMeter}, false)
+	if err == nil {
+		st, err = pr.session.opened(ctx, st)
+	}
+	if err != nil {
+		return err
+	}
+	defer st.Reset()
+	defer context.AfterFunc(ctx, func() { st.Reset() })()
+	if _, err = st.Write(make([]byte, echoBytes)); err == nil {
+		_, err = io.CopyN(io.Discard, st, echoBytes)
+	}
+	return cmp.Or(context.Cause(ctx), err)
+}
+
 // use moves the links to p.
 func (pr *prober) use(p path) {
-	if worse := pr.current; worse != fallback {
-		pr.set(worse, func(st *PreferredStatus) { st.State = PreferredStandby })
+	worse := pr.current
+	if worse != fallback {
+		pr.set(worse, PreferredStandby, nil)
 	}
-	pr.current = p
-	pr.forget(p)
-	pr.set(p, func(st *PreferredStatus) { *st = PreferredStatus{State: PreferredInUse} })
+	pr.current, pr.pinged = p, 0
+	pr.report(p, nil)
+	pr.set(p, PreferredInUse, nil)
 	for _, l := range pr.workers() {
-		l.want(p)
+		l.move(fallback, p) // where lost has moved it
+		l.move(worse, p)
 	}
 }
 
 // guard moves the links back to the fallback if the transport in use has failed.
-func (pr *prober) guard(ctx context.Context) {
+func (pr *prober) guard() {
 	p := pr.current
 	if p == fallback {
 		return
 	}
-	err, links := pr.failure(p), pr.workers()
-	if err == nil && slices.ContainsFunc(links, (*link).stuck) && pr.answers(ctx) &&
-		slices.ContainsFunc(links, (*link).stuck) {
+	err, links := pr.failures.Load()[p], pr.workers()
+	switch {
+	case !slices.ContainsFunc(links, (*link).stuck):
+		pr.pinged = 0
+	case pr.pinged == 0:
+		pr.pinged = pr.spare.pingFallback()
+	case err == nil && pr.spare.answered(pr.pinged):
 		err = errStuck
 	}
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
 		return
 	}
 	if !pr.client.cfg.Forced {
 		for _, l := range links {
-			l.giveUp(p)
+			l.move(p, fallback)
 		}
 	}
 	if time.Since(pr.status[p-1].Since) > goodTime {
@@ -313,7 +318,7 @@ func (pr *prober) guard(ctx context.Context) {
 func (pr *prober) failed(p path, err error) {
 	pause := jittered(pr.retries[p].pause.use())
 	pr.retries[p].due = time.Now().Add(pause)
-	pr.set(p, func(st *PreferredStatus) { st.State, st.Reason = PreferredFailing, err })
+	pr.set(p, PreferredFailing, err)
 	pr.session.log.Info("transport fails", "path", p, "reason", err, "pause", pause)
 }
 
@@ -336,14 +341,4 @@ func (pr *prober) workers() []*link {
 		}
 	}
 	return links
-}
-
-// answers reports whether the spare link is on the fallback and gets a pong within stallTime.
-func (pr *prober) answers(ctx context.Context) bool {
-	if !pr.spare.on(fallback) {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(ctx, stallTime)
-	defer cancel()
-	return pr.spare.roundTrip(ctx) == nil
 }

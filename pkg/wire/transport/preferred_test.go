@@ -32,6 +32,7 @@ type fakeTransport struct {
 	delay time.Duration // of each write
 	err   error         // of each dial
 	holed bool
+	large int // bytes of a write that becomes a black hole; 0: none
 	conns []*fakeConn
 	dials int
 }
@@ -76,7 +77,7 @@ func (r *fakeTransport) Dial(ctx context.Context) (net.Conn, error) {
 func (c *fakeConn) Write(p []byte) (int, error) {
 	c.over.mu.Lock()
 	delay := c.over.delay
-	c.holed = c.holed || c.over.holed // a conn that lost bytes carries none of the bytes behind them
+	c.holed = c.holed || c.over.holed || c.over.large > 0 && len(p) > c.over.large // a conn that lost bytes carries none of the bytes behind them
 	holed := c.holed
 	c.over.mu.Unlock()
 	if holed {
@@ -271,6 +272,19 @@ func TestSlowerPreferredIsUsed(t *testing.T) {
 		if st := rig.laptop.Stats(); st.Fallback.RTT <= 0 || st.Preferred[0].RTT <= st.Fallback.RTT {
 			t.Errorf("round trips: fallback %v, preferred %v", st.Fallback.RTT, st.Preferred[0].RTT)
 		}
+	})
+}
+
+// A path may lose large packets and carry small ones, which suffice for a handshake.
+func TestPreferredThatLosesLargePacketsIsNotUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTwoTransports(t, time.Millisecond, time.Millisecond)
+		r.preferred.large = 1 << 10
+		rig := r.start(t, transport.ClientConfig{})
+		stop := exchange(t, rig)
+		r.want(t, 10*time.Second, "failing: 16384 bytes did not return in 3s")
+		carries(t, rig.laptop, true, false)
+		stop()
 	})
 }
 

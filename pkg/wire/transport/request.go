@@ -17,7 +17,7 @@ const (
 	ProtoIP      Proto = 4  // frames of whole IP packets
 	ProtoTicket  Proto = 5  // requests a ticket: the right to open conns over another transport
 	ProtoTCP     Proto = 6  // the bytes of one TCP connection
-	ProtoMeter   Proto = 7  // the manager's end of the session echoes it, to measure a transport
+	ProtoMeter   Proto = 7  // the manager's end of the session echoes it, to try a transport
 	ProtoRecord  Proto = 8  // an agent records requests for the laptop
 	ProtoUDP     Proto = 17 // the datagrams of one UDP flow
 )
