@@ -426,3 +426,19 @@ func TestForcedPreferredMayAskManager(t *testing.T) {
 		stop()
 	})
 }
+
+// Laptops of earlier versions measure a transport with 256 KiB, and use none that does not return them and end.
+func TestManagerEchoesWhatOlderLaptopsMeasure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rig := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
+		st, err := rig.laptop.Open(t.Context(), transport.Request{Proto: transport.ProtoMeter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer st.Reset()
+		go st.Write(make([]byte, 256<<10))
+		if n, err := io.Copy(io.Discard, st); n != 256<<10 || err != nil {
+			t.Errorf("%d bytes returned, %v", n, err)
+		}
+	})
+}
