@@ -65,6 +65,9 @@ func (k *kubeFlags) completeFrom(ctx context.Context, a *app,
 ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
 	defer cancel()
+	if k.in.Kubeconfig == "-" { // the shell's terminal
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
 	c, prepared, err := k.load(a)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError

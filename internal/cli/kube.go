@@ -62,22 +62,23 @@ func (k *kubeFlags) bind(cmd *cobra.Command, namespace clientcmd.FlagInfo) {
 // kubeUsages returns the help texts of the flags by name.
 func kubeUsages() map[string]string {
 	return map[string]string{
-		clientcmd.RecommendedConfigPathFlag: "path of the kubeconfig (default: $KUBECONFIG, else ~/.kube/config)",
-		clientcmd.FlagContext:               "context of the kubeconfig (default: its current context)",
-		clientcmd.FlagNamespace:             "namespace (default: that of the context)",
-		clientcmd.FlagClusterName:           "cluster of the kubeconfig (default: that of the context)",
-		clientcmd.FlagAuthInfoName:          "user of the kubeconfig (default: that of the context)",
-		clientcmd.FlagAPIServer:             "URL of the API server (default: that of the cluster)",
-		clientcmd.FlagTLSServerName:         "name in the certificate of the API server (default: its host name)",
-		clientcmd.FlagInsecure:              "do not verify the certificate of the API server (insecure)",
-		clientcmd.FlagCAFile:                "path of the certificate of the API server's certificate authority",
-		clientcmd.FlagProxyURL:              "URL of the proxy to the API server",
-		clientcmd.FlagBearerToken:           "bearer token, instead of the credentials of the kubeconfig",
-		clientcmd.FlagCertFile:              "path of a client certificate, instead of the kubeconfig's credentials",
-		clientcmd.FlagKeyFile:               "path of the key of --client-certificate",
-		clientcmd.FlagImpersonate:           "user to impersonate",
-		clientcmd.FlagImpersonateUID:        "UID to impersonate",
-		clientcmd.FlagImpersonateGroup:      "group to impersonate; may be repeated",
+		clientcmd.RecommendedConfigPathFlag: "path of the kubeconfig, or - for standard input (default: $KUBECONFIG, " +
+			"else ~/.kube/config)",
+		clientcmd.FlagContext:          "context of the kubeconfig (default: its current context)",
+		clientcmd.FlagNamespace:        "namespace (default: that of the context)",
+		clientcmd.FlagClusterName:      "cluster of the kubeconfig (default: that of the context)",
+		clientcmd.FlagAuthInfoName:     "user of the kubeconfig (default: that of the context)",
+		clientcmd.FlagAPIServer:        "URL of the API server (default: that of the cluster)",
+		clientcmd.FlagTLSServerName:    "name in the certificate of the API server (default: its host name)",
+		clientcmd.FlagInsecure:         "do not verify the certificate of the API server (insecure)",
+		clientcmd.FlagCAFile:           "path of the certificate of the API server's certificate authority",
+		clientcmd.FlagProxyURL:         "URL of the proxy to the API server",
+		clientcmd.FlagBearerToken:      "bearer token, instead of the credentials of the kubeconfig",
+		clientcmd.FlagCertFile:         "path of a client certificate, instead of the kubeconfig's credentials",
+		clientcmd.FlagKeyFile:          "path of the key of --client-certificate",
+		clientcmd.FlagImpersonate:      "user to impersonate",
+		clientcmd.FlagImpersonateUID:   "UID to impersonate",
+		clientcmd.FlagImpersonateGroup: "group to impersonate; may be repeated",
 		clientcmd.FlagTimeout: "time limit for the first answer of the API server, such as 10s or 1m; 0: no " +
 			"limit",
 	}
@@ -95,7 +96,7 @@ func (k *kubeFlags) prepare(a *app) (cluster.Prepared, error) {
 		return cluster.Prepared{}, err
 	}
 	in := k.in
-	in.Environ, in.Jump.Hosts = a.environ, cfg.SSHJump
+	in.Environ, in.Stdin, in.Jump.Hosts = a.environ, a.in, cfg.SSHJump
 	if len(in.Jump.Hosts) > 0 {
 		paths, err := a.paths()
 		if err == nil {

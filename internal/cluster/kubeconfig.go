@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -25,7 +27,8 @@ import (
 
 // Inputs are kubectl's inputs: flags and the environment of the process.
 type Inputs struct {
-	Kubeconfig string // --kubeconfig; empty: $KUBECONFIG, else ~/.kube/config
+	Kubeconfig string    // --kubeconfig; empty: $KUBECONFIG, else ~/.kube/config, else a pod's service account
+	Stdin      io.Reader // what --kubeconfig - reads
 	// Overrides are the other flags. Prepare ignores ClusterDefaults and Timeout.
 	Overrides clientcmd.ConfigOverrides
 	// Environ is the caller's environment, for the credential plugin, for ssh and for its proxy variables. The daemon
@@ -48,13 +51,9 @@ type Prepared struct {
 // Prepare finds the user's kubeconfig as kubectl does, and makes it self-contained. It only reads files. Errors are
 // *api.Error.
 func Prepare(in Inputs) (Prepared, error) {
-	rules := in.rules()
-	config, err := rules.Load()
+	config, err := in.load()
 	if err != nil {
-		return Prepared{}, loadError(in, err)
-	}
-	if len(config.Contexts) == 0 && len(config.Clusters) == 0 && in.Overrides.ClusterInfo.Server == "" {
-		return Prepared{}, noKubeconfig(rules, environment(in.Environ)["KUBECONFIG"])
+		return Prepared{}, err
 	}
 	in.choose(config)
 	if err := checkContext(config, in.Overrides.ClusterInfo.Server); err != nil {
@@ -88,6 +87,82 @@ func Prepare(in Inputs) (Prepared, error) {
 	}
 	return Prepared{Kubeconfig: out, Context: config.CurrentContext, Cluster: kctx.Cluster, Namespace: kctx.Namespace,
 		Warning: warning}, nil
+}
+
+// load reads the kubeconfig.
+func (in Inputs) load() (*clientcmdapi.Config, error) {
+	if in.Kubeconfig == "-" {
+		return loadStdin(in.Stdin)
+	}
+	rules := in.rules()
+	config, err := rules.Load()
+	switch {
+	case err != nil:
+		return nil, loadError(in, err)
+	case len(config.Contexts) > 0 || len(config.Clusters) > 0 || in.Overrides.ClusterInfo.Server != "":
+		return config, nil
+	}
+	if pod := inCluster(environment(in.Environ), accountDir); pod != nil && in.Kubeconfig == "" {
+		return pod, nil
+	}
+	return nil, noKubeconfig(rules, environment(in.Environ)["KUBECONFIG"])
+}
+
+// maxKubeconfig limits a kubeconfig of the standard input, in bytes.
+const maxKubeconfig = 16 << 20
+
+// loadStdin reads a kubeconfig. Its paths are relative to the current directory.
+func loadStdin(r io.Reader) (*clientcmdapi.Config, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxKubeconfig))
+	var config *clientcmdapi.Config
+	if err == nil {
+		config, err = clientcmd.Load(text)
+	}
+	if err == nil && len(config.Clusters) == 0 {
+		err = errors.New("it names no cluster")
+	}
+	if err != nil {
+		return nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig of the standard input: %s",
+			api.OneLine(err.Error())).
+			WithHint("With --kubeconfig -, pass it by a pipe: `my-secrets get kubeconfig | kubevpn connect " +
+				"--kubeconfig -`.")
+	}
+	here, err := filepath.Abs("-")
+	if err != nil {
+		return nil, api.Errorf(api.ExitUnexpected, "%w", err)
+	}
+	for _, c := range config.Clusters {
+		c.LocationOfOrigin = here
+	}
+	for _, u := range config.AuthInfos {
+		u.LocationOfOrigin = here
+	}
+	if err := clientcmd.ResolveLocalPaths(config); err != nil {
+		return nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig of the standard input: %w", err)
+	}
+	return config, nil
+}
+
+// accountDir is where the kubelet mounts the service account of a pod.
+const accountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// inCluster returns the configuration that a program of a pod has by its service account, or nil. Each request reads
+// the token again, because the kubelet renews it.
+func inCluster(env map[string]string, dir string) *clientcmdapi.Config {
+	host, port, token := env["KUBERNETES_SERVICE_HOST"], env["KUBERNETES_SERVICE_PORT"], filepath.Join(dir, "token")
+	if _, err := os.Stat(token); err != nil || host == "" || port == "" {
+		return nil
+	}
+	const name = "in-cluster"
+	c := clientcmdapi.NewConfig()
+	c.CurrentContext = name
+	c.Clusters[name] = &clientcmdapi.Cluster{Server: "https://" + net.JoinHostPort(host, port),
+		CertificateAuthority: filepath.Join(dir, "ca.crt")}
+	c.AuthInfos[name] = &clientcmdapi.AuthInfo{TokenFile: token}
+	namespace, _ := os.ReadFile(filepath.Join(dir, "namespace")) // without it, the namespace is default
+	c.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name,
+		Namespace: strings.TrimSpace(string(namespace))}
+	return c
 }
 
 // rules returns where kubectl looks for a kubeconfig.

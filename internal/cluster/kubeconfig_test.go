@@ -338,3 +338,45 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+// A pod without a kubeconfig has its service account, whose token the kubelet renews.
+func TestPodUsesItsServiceAccount(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"token": "T", "ca.crt": "CA", "namespace": "team\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := map[string]string{"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+	config := inCluster(env, dir)
+	if config == nil {
+		t.Fatal("no configuration")
+	}
+	c, err := clientcmd.NewDefaultClientConfig(*config, nil).ClientConfig()
+	if err != nil || c.Host != "https://[fd00::1]:443" || c.BearerTokenFile != filepath.Join(dir, "token") || c.CAFile != filepath.Join(dir, "ca.crt") {
+		t.Errorf("got %+v, %v", c, err)
+	}
+	if ns := config.Contexts[config.CurrentContext].Namespace; ns != "team" {
+		t.Errorf("the namespace is %q", ns)
+	}
+	if inCluster(map[string]string{}, dir) != nil || inCluster(env, t.TempDir()) != nil {
+		t.Error("a configuration outside of a pod")
+	}
+}
+
+func TestPrepareReadsStandardInput(t *testing.T) {
+	dir, environ := home(t, twoContexts)
+	t.Chdir(filepath.Join(dir, ".kube"))
+	in := Inputs{Kubeconfig: "-", Stdin: strings.NewReader(twoContexts), Environ: environ}
+	p, err := Prepare(in)
+	if err != nil || p.Context != "one" || p.Namespace != "team" || !bytes.Contains(p.Kubeconfig, []byte("certificate-authority-data: Q0E=")) {
+		t.Errorf("got %s: %s, %v", p.Context, p.Kubeconfig, err)
+	}
+	for text, want := range map[string]string{"": "names no cluster", "x: [": "the kubeconfig of the standard input"} {
+		in.Stdin = strings.NewReader(text)
+		e := new(api.Error)
+		if _, err := Prepare(in); !errors.As(err, &e) || e.Code != api.ExitKubeconfig || !strings.Contains(e.Message, want) || e.Hint == "" {
+			t.Errorf("%q: got %v", text, err)
+		}
+	}
+}
