@@ -2,12 +2,10 @@ package interceptor
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -17,13 +15,9 @@ import (
 // maxHead is the largest head of a request or an answer, in bytes.
 const maxHead = 1 << 20
 
-// closeTimeout is the time that a client gets to read the answer if its request was not read to its end.
-const closeTimeout = 500 * time.Millisecond
-
-// newServer returns the server to which serveHTTP gives connections one by one.
+// newServer returns the server to which serveHTTP gives connections of HTTP/2 one by one.
 func (i *Interceptor) newServer() *http.Server {
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler:           http.HandlerFunc(i.serveRequest),
@@ -67,7 +61,7 @@ func (l *oneListener) Accept() (net.Conn, error) {
 func (l *oneListener) Close() error   { return nil }
 func (l *oneListener) Addr() net.Addr { return l.conn.LocalAddr() }
 
-// clientConn is a client's HTTP connection. net/http's server owns, reads and writes it.
+// clientConn is a client's HTTP connection. net/http's server owns, reads and writes one of HTTP/2.
 type clientConn struct {
 	net.Conn
 	i       *Interceptor
@@ -83,25 +77,24 @@ type clientConn struct {
 
 	closing sync.Once
 
-	mu          sync.Mutex
-	over        sync.Cond
-	running     int  // requests in progress
-	idle        bool // the server neither reads nor answers a request
-	active      bool // the server has read a request, and answers it
-	draining    bool // the connection ends as soon as it is idle
-	ended       bool // no request may begin
-	readStopped bool // Read returns io.EOF
+	mu       sync.Mutex
+	over     sync.Cond
+	running  int  // requests of HTTP/2 in progress
+	idle     bool // no request is being read or answered
+	draining bool // the connection ends as soon as it is idle
+	ended    bool // no request of HTTP/2 may begin
 
 	// HTTP/1.
-	upstreams  map[Target]*upstream // idle; the key of the application's is nil
-	last       Target               // of the latest request
-	fin        bool                 // the client's FIN came in the middle of a request
-	releaseFIN chan struct{}        // closed to make Read return; nil: Read does not hold a FIN back
-	reading    bool                 // the server waits for the rest of a head
-	headCost   int                  // the memory of what it has read of it; only Read uses it
-	expired    bool                 // the deadline of Read has passed
-	current    *upstream            // of the current request
-	whole      bool                 // current has received all of the request
+	own       *stream
+	watch     watch                // of the client while it waits for an answer
+	raw       []byte               // the head of the current request
+	unread    bool                 // the current request was not read to its end
+	upstreams map[Target]*upstream // idle; the key of the application's is nil
+	last      Target               // of the latest request
+	fin       bool                 // the client's FIN came in the middle of a request
+	gone      bool                 // the client's connection broke off in the middle of a request
+	current   *upstream            // of the current request
+	whole     bool                 // current has received all of the request, and may get a FIN
 
 	transports map[transportKey]*http.Transport
 	conns      map[*trackedConn]struct{} // of transports; nil after closeTransports
@@ -124,13 +117,14 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 	defer cancel()
 	stop := context.AfterFunc(ctx, c.drain)
 	defer stop()
-	c.headCost = connCost + headCost(c.prefix)
 	if c.http2 {
 		c.frames.left = len(preface2)
 		c.countFrames(c.prefix)
+		// The error only says that the listener has no second connection.
+		_ = i.server.Serve(&oneListener{ctx: hard, conn: c})
+	} else {
+		c.serve1()
 	}
-	// The error only says that the listener has no second connection.
-	_ = i.server.Serve(&oneListener{ctx: hard, conn: c})
 	c.finish()
 }
 
@@ -142,30 +136,29 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 	}
 	defer c.end()
 	c.head.Leave()
-	// net/http passes the preface of HTTP/2 to handlers if it follows a request.
-	if r.ProtoMajor >= 2 && r.Method == "PRI" {
-		w.Header().Set("Connection", "close")
-		http.Error(w, "kubevpn: HTTP/2 begins with the connection", http.StatusHTTPVersionNotSupported)
-		return
+	t, mirrors := c.judge(r)
+	p := c.record(r, t, mirrors)
+	if p != nil {
+		defer p.end()
+		w = recordedWriter{w, p}
+		if hasBody(r) {
+			r.Body = recordedBody{r.Body, &p.request}
+		}
 	}
-	claims := i.config.Claims(c.flow.Protocol, c.flow.Dst.Port())
-	t, mirrors := judge(claims, r)
-	if i.config.Trace != nil {
-		i.config.Trace(c.flow, r, claims, t.claim)
+	c.serve2(w, r, t, copied(mirrors), p)
+}
+
+// judge returns where a request goes, and which claims get a copy.
+func (c *clientConn) judge(r *http.Request) (t destination, mirrors []*Claim) {
+	claims := c.i.config.Claims(c.flow.Protocol, c.flow.Dst.Port())
+	t, mirrors = judge(claims, r)
+	if c.i.config.Trace != nil {
+		c.i.config.Trace(c.flow, r, claims, t.claim)
 	}
 	if !t.application() {
 		t.claim.Stats.requests.Add(1)
 	}
-	if p := c.record(w, r, t, mirrors); p != nil {
-		defer p.end()
-		w = p
-	}
-	mirrors = copied(mirrors)
-	if r.ProtoMajor >= 2 {
-		c.serve2(w, r, t, mirrors)
-	} else {
-		c.serve1(w, r, t, mirrors)
-	}
+	return t, mirrors
 }
 
 // begin starts a request. It returns false if the connection has ended.
@@ -222,7 +215,7 @@ func (c *clientConn) isDraining() bool {
 
 func (c *clientConn) setIdle(idle bool) {
 	c.mu.Lock()
-	c.idle, c.active = idle, !idle
+	c.idle = idle
 	over := idle && c.draining && !c.http2 // HTTP/2 has sent GOAWAY, and ends by itself
 	c.mu.Unlock()
 	if over {
@@ -230,123 +223,32 @@ func (c *clientConn) setIdle(idle bool) {
 	}
 }
 
-// Read holds the client's FIN back while the server answers a request, because net/http's server would take it for the
-// end of the connection. Many clients send FIN after the request, and wait for the answer. The upstream gets the FIN
-// as well, and decides.
-//
-// At such a time the server reads one byte, to detect the connection's end. It may also read one byte of a head.
+// Read is for HTTP/2.
 func (c *clientConn) Read(p []byte) (int, error) {
 	if len(c.prefix) > 0 {
 		n := copy(p, c.prefix)
 		c.prefix = c.prefix[n:]
 		return n, nil
 	}
-	c.mu.Lock()
-	readStopped, active, reading := c.readStopped, c.active, c.reading
-	c.mu.Unlock()
-	if readStopped {
-		return 0, io.EOF
-	}
-	if reading {
-		c.head.SetCost(c.headCost)
-	}
 	n, err := c.Conn.Read(p)
-	switch {
-	case reading:
-		if c.headCost == connCost {
-			c.Conn.SetReadDeadline(time.Now().Add(headTimeout))
-		}
-		c.headCost += headCost(p[:n])
-	case !active && !c.http2:
-		c.headCost = connCost + headCost(p[:n])
-	}
-	if c.http2 {
-		c.countFrames(p[:n])
-	}
-	if err == io.EOF && len(p) == 1 && active && !c.http2 {
-		return 0, c.holdFIN()
-	}
+	c.countFrames(p[:n])
 	return n, err
 }
 
-func (c *clientConn) holdFIN() error {
-	releaseFIN := make(chan struct{})
-	c.mu.Lock()
-	c.fin = true
-	c.passFIN()
-	expired := c.expired
-	if !expired {
-		c.releaseFIN = releaseFIN
-	}
-	c.mu.Unlock()
-	if expired { // the deadline passed after the FIN
-		return os.ErrDeadlineExceeded
-	}
-	select {
-	case <-releaseFIN:
-		return os.ErrDeadlineExceeded
-	case <-c.closed:
-		return net.ErrClosed
-	}
-}
-
-// passFIN forwards the client's FIN after the request. Call with mu held.
-func (c *clientConn) passFIN() {
-	if c.fin && c.whole && c.current != nil {
-		if err := closeWrite(c.current.Conn); err != nil {
-			c.i.log.Debug("cannot forward a FIN", "client", c.flow.Client, "error", err)
-		}
-	}
-}
-
-// SetReadDeadline ends a Read that holds a FIN back. The server sets a deadline in the future only for a head, of
-// HTTP/1 or the first of a connection.
+// SetReadDeadline is for HTTP/2.
 func (c *clientConn) SetReadDeadline(t time.Time) error {
-	c.mu.Lock()
-	c.expired = !t.IsZero() && !t.After(time.Now())
-	c.reading = !t.IsZero() && !c.expired
-	if c.releaseFIN != nil && c.expired {
-		close(c.releaseFIN)
-		c.releaseFIN = nil
-	}
-	if c.reading && c.headCost == connCost { // no byte of it has come: how long that may take, the application chooses
-		t = time.Time{}
-	}
-	c.mu.Unlock()
 	if c.frames.size > 0 { // countFrames has set one
 		return nil
 	}
 	return c.Conn.SetReadDeadline(t)
 }
 
-// stopReading makes the client's connection end after the answer, without reading the rest of the request.
-func (c *clientConn) stopReading() {
-	c.mu.Lock()
-	c.readStopped = true
-	c.mu.Unlock()
-	c.SetReadDeadline(time.Unix(1, 0))
-}
-
-// ReadFrom is for long bodies: between two TCP connections the kernel moves the bytes.
-func (c *clientConn) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }
-
-// Close closes the connection. The server calls it.
+// Close closes the connection. It may be called several times.
 func (c *clientConn) Close() error {
-	c.mu.Lock()
-	readStopped := c.readStopped
-	c.mu.Unlock()
-	if readStopped && closeWrite(c.Conn) == nil {
-		// A close with unread bytes would reset the client's connection, and the client might lose the answer.
-		c.Conn.SetReadDeadline(time.Now().Add(closeTimeout))
-		_, _ = io.CopyN(io.Discard, c.Conn, maxDiscard)
-	}
 	err := c.Conn.Close()
 	c.closing.Do(func() { close(c.closed) })
 	return err
 }
-
-// CloseWrite sends FIN. The server calls it when it ends a connection to which the client may still write.
-func (c *clientConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 // abort resets the client's connection and ends the request.
 func (c *clientConn) abort() {
@@ -354,7 +256,7 @@ func (c *clientConn) abort() {
 	panic(http.ErrAbortHandler)
 }
 
-// fail answers a request whose target failed.
+// fail answers a request of HTTP/2 whose target failed.
 func (c *clientConn) fail(w http.ResponseWriter, t destination, err error) {
 	t.claim.Stats.failed(err)
 	h := w.Header()
@@ -362,6 +264,5 @@ func (c *clientConn) fail(w http.ResponseWriter, t destination, err error) {
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusBadGateway)
-	fmt.Fprintf(w, "kubevpn: this request to port %d is intercepted, and its owner's port did not answer: %v\n",
-		c.flow.Dst.Port(), err)
+	io.WriteString(w, failure(c.flow, err))
 }

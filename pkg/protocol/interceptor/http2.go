@@ -129,7 +129,7 @@ func (b *requestBody) Close() error {
 }
 
 // serve2 answers an HTTP/2 request.
-func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destination, mirrors []*Claim) {
+func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destination, mirrors []*Claim, p *recording) {
 	began, host := time.Now(), c.flow.Dst.String()
 	body := &requestBody{ReadCloser: r.Body, copies: c.mirrors.request(r, mirrors, host, c.transport)}
 	defer body.copies.end(errBroken) // no effect if they have ended
@@ -147,9 +147,13 @@ func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destinatio
 		if c.isDraining() {
 			w.Header().Set("Connection", "close") // GOAWAY
 		}
-		err = relay(w, resp, nil)
+		err = relay(w, resp)
 	}
-	noteEnd(w, t, err)
+	var trailer http.Header
+	if p != nil {
+		trailer = recordedWriter{w, p}.trailer()
+	}
+	p.note(t, err, trailer)
 	if err == nil {
 		return
 	}

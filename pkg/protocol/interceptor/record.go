@@ -38,13 +38,20 @@ type Body struct {
 	Data []byte // the first bytes
 }
 
-// body records a body while it passes.
+// body records a body while it passes. A nil *body records nothing. Its methods may be called concurrently: a request's
+// body may be read until after the answer.
 type body struct {
+	mu sync.Mutex
 	Body
 	limit int
 }
 
 func (b *body) add(p []byte) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.Size += int64(len(p))
 	n := min(b.limit-len(b.Data), len(p))
 	if n <= 0 {
@@ -56,6 +63,33 @@ func (b *body) add(p []byte) {
 	b.Data = append(b.Data, p[:n]...)
 }
 
+// full reports whether only the number of further bytes counts.
+func (b *body) full() bool {
+	if b == nil {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.Data) >= b.limit
+}
+
+// count adds bytes that were not looked at.
+func (b *body) count(n int64) {
+	if b != nil {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.Size += n
+	}
+}
+
+// end returns what was recorded, and records no more.
+func (b *body) end() Body {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.limit = 0
+	return b.Body
+}
+
 // cut returns the body with at most limit bytes of data.
 func (b Body) cut(limit int) Body {
 	if len(b.Data) > limit {
@@ -64,17 +98,12 @@ func (b Body) cut(limit int) Body {
 	return b
 }
 
-// recording records one exchange, for one or several claims. It takes the place of the server's ResponseWriter, because
-// what it writes is what the client gets.
+// recording records one exchange, for one or several claims. A nil *recording records nothing.
 type recording struct {
-	http.ResponseWriter
-	exchange Exchange
-	ends     []recorder
-	answer   body
-	over     bool
-
-	mu      sync.Mutex // the request's body may be read until after the handler
-	request body
+	exchange        Exchange
+	ends            []recorder
+	request, answer body
+	over            bool
 }
 
 // recorder receives an Exchange with at most limit bytes of each body.
@@ -84,7 +113,7 @@ type recorder struct {
 }
 
 // record begins to record a request for the claims that want it. It returns nil if none does.
-func (c *clientConn) record(w http.ResponseWriter, r *http.Request, t destination, mirrors []*Claim) *recording {
+func (c *clientConn) record(r *http.Request, t destination, mirrors []*Claim) *recording {
 	ends := t.claim.recorder(nil)
 	for _, claim := range mirrors {
 		ends = claim.recorder(ends)
@@ -92,7 +121,7 @@ func (c *clientConn) record(w http.ResponseWriter, r *http.Request, t destinatio
 	if ends == nil {
 		return nil
 	}
-	p := &recording{ResponseWriter: w, ends: ends, exchange: Exchange{
+	p := &recording{ends: ends, exchange: Exchange{
 		Flow: c.flow, TLS: c.tls, Proto: r.Proto, Method: r.Method, URI: r.RequestURI, Host: r.Host, Header: r.Header,
 		Began: time.Now(), To: t.claim,
 	}}
@@ -100,9 +129,6 @@ func (c *clientConn) record(w http.ResponseWriter, r *http.Request, t destinatio
 		p.answer.limit = max(p.answer.limit, e.limit)
 	}
 	p.request.limit = p.answer.limit
-	if hasBody(r) {
-		r.Body = &recordedBody{r.Body, p}
-	}
 	return p
 }
 
@@ -117,75 +143,36 @@ func (c *Claim) recorder(others []recorder) []recorder {
 	return others
 }
 
-// Unwrap is for http.ResponseController.
-func (p *recording) Unwrap() http.ResponseWriter { return p.ResponseWriter }
-
-func (p *recording) WriteHeader(status int) {
-	if status >= http.StatusOK {
-		p.answered(status, p.Header())
+// bodies returns the recorded bodies of the request and the answer.
+func (p *recording) bodies() (request, answer *body) {
+	if p == nil {
+		return nil, nil
 	}
-	p.ResponseWriter.WriteHeader(status)
+	return &p.request, &p.answer
 }
 
 // answered records the head of the answer.
 func (p *recording) answered(status int, h http.Header) {
-	p.exchange.Status, p.exchange.Answer, p.exchange.Answered = status, maps.Clone(h), time.Now()
-}
-
-func (p *recording) Write(b []byte) (int, error) {
-	n, err := p.ResponseWriter.Write(b)
-	p.answer.add(b[:n])
-	return n, err
-}
-
-// ReadFrom lets the kernel move the part of a long body that is not recorded.
-func (p *recording) ReadFrom(r io.Reader) (int64, error) {
-	first, err := io.CopyN(struct{ io.Writer }{p}, r, int64(p.answer.limit-len(p.answer.Data)))
-	if err != nil {
-		if err == io.EOF {
-			err = nil
-		}
-		return first, err
+	if p != nil {
+		p.exchange.Status, p.exchange.Answer, p.exchange.Answered = status, maps.Clone(h), time.Now()
 	}
-	rest, err := io.Copy(p.ResponseWriter, r)
-	p.answer.Size += rest
-	return first + rest, err
 }
 
-// recordedBody is the body of a request.
-type recordedBody struct {
-	io.ReadCloser
-	p *recording
-}
-
-func (b *recordedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.p.mu.Lock()
-	defer b.p.mu.Unlock()
-	b.p.request.add(p[:n])
-	return n, err
+// note records where the request went in the end, its error, and the trailer of the answer.
+func (p *recording) note(t destination, err error, trailer http.Header) {
+	if p != nil && !p.over {
+		p.exchange.To, p.exchange.Err, p.exchange.Trailer = t.claim, err, trailer
+	}
 }
 
 // end passes the exchange to the recorders. Only the first call has an effect.
 func (p *recording) end() {
-	if p.over {
+	if p == nil || p.over {
 		return
 	}
 	p.over = true
 	p.exchange.Ended = time.Now()
-	p.exchange.AnswerBody = p.answer.Body
-	p.mu.Lock()
-	p.exchange.Body = p.request.Body
-	p.request.limit = 0
-	p.mu.Unlock()
-	if h := p.Header(); p.exchange.Status != 0 && len(h) > len(p.exchange.Answer) {
-		p.exchange.Trailer = make(http.Header)
-		for name, values := range h {
-			if _, known := p.exchange.Answer[name]; !known {
-				p.exchange.Trailer[strings.TrimPrefix(name, http.TrailerPrefix)] = values
-			}
-		}
-	}
+	p.exchange.Body, p.exchange.AnswerBody = p.request.end(), p.answer.end()
 	for _, r := range p.ends {
 		e := p.exchange
 		e.Body, e.AnswerBody = e.Body.cut(r.limit), e.AnswerBody.cut(r.limit)
@@ -193,18 +180,50 @@ func (p *recording) end() {
 	}
 }
 
-// noteEnd records where the request went in the end, and its error, if w records.
-func noteEnd(w http.ResponseWriter, t destination, err error) {
-	if p, ok := w.(*recording); ok && !p.over {
-		p.exchange.To, p.exchange.Err = t.claim, err
-	}
+// recordedWriter is the server's ResponseWriter of a request that is recorded: what it writes is what the client gets.
+type recordedWriter struct {
+	http.ResponseWriter
+	p *recording
 }
 
-// noteSwitch records an answer after which the connection is not HTTP, if w records.
-func noteSwitch(w http.ResponseWriter, t destination, resp *http.Response) {
-	if p, ok := w.(*recording); ok {
-		p.answered(resp.StatusCode, resp.Header)
-		p.exchange.To = t.claim
-		p.end()
+// Unwrap is for http.ResponseController.
+func (w recordedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w recordedWriter) WriteHeader(status int) {
+	if status >= http.StatusOK {
+		w.p.answered(status, w.Header())
 	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w recordedWriter) Write(b []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(b)
+	w.p.answer.add(b[:n])
+	return n, err
+}
+
+// trailer returns the headers that were set after those of the answer.
+func (w recordedWriter) trailer() http.Header {
+	var trailer http.Header
+	for name, values := range w.Header() {
+		if _, known := w.p.exchange.Answer[name]; !known {
+			if trailer == nil {
+				trailer = make(http.Header)
+			}
+			trailer[strings.TrimPrefix(name, http.TrailerPrefix)] = values
+		}
+	}
+	return trailer
+}
+
+// recordedBody is the body of a request.
+type recordedBody struct {
+	io.ReadCloser
+	record *body
+}
+
+func (b recordedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.record.add(p[:n])
+	return n, err
 }

@@ -4,20 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/textproto"
 	"net/url"
 	"strings"
 )
 
-// errClient marks an error of the client's connection.
-type errClient struct{ error }
-
-func (e errClient) Unwrap() error { return e.error }
-
-// relay sends an answer to the client. u is the source of an HTTP/1 answer; nil for HTTP/2.
-func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
+// relay sends an answer of HTTP/2 to the client.
+func relay(w http.ResponseWriter, resp *http.Response) error {
 	h := w.Header()
 	copyHeader(h, resp.Header)
 	// net/http would add these headers if the answer lacks them.
@@ -32,7 +26,7 @@ func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	}
 	w.WriteHeader(resp.StatusCode)
 	if resp.Body != http.NoBody {
-		if err := relayBody(w, resp, u); err != nil {
+		if err := relayBody(w, resp); err != nil {
 			return err
 		}
 	}
@@ -54,20 +48,16 @@ func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 }
 
 // relayBody sends each piece before it waits for another.
-func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
+func relayBody(w http.ResponseWriter, resp *http.Response) error {
 	b := copyBuffers.Get().(*[copyLen]byte)
 	defer copyBuffers.Put(b)
-	left := resp.ContentLength  // negative: unknown
-	held := left != 0           // w buffers bytes that must not wait
-	for left != 0 || u == nil { // after the last byte of HTTP/2, a trailer may follow
-		if held && (u == nil || u.waits()) {
+	held := resp.ContentLength != 0 // w buffers bytes that must not wait
+	for {                           // after the last byte, a trailer may follow
+		if held {
 			if err := http.NewResponseController(w).Flush(); err != nil {
 				return errClient{err}
 			}
 			held = false
-		}
-		if done, err := spliceBody(w, left, u); done {
-			return err
 		}
 		n, err := resp.Body.Read(b[:])
 		if n > 0 {
@@ -76,9 +66,6 @@ func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 			}
 			// w does not buffer that many bytes, and more will probably follow at once.
 			held = n < copyLen/2
-			if left > 0 {
-				left -= int64(n)
-			}
 		}
 		switch err {
 		case nil:
@@ -88,27 +75,6 @@ func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 			return fmt.Errorf("reading the answer: %w", err)
 		}
 	}
-	return nil
-}
-
-// spliceBody lets the kernel move the rest of a long body, if possible.
-func spliceBody(w http.ResponseWriter, left int64, u *upstream) (done bool, err error) {
-	if left < copyLen || u == nil || !u.waits() {
-		return false, nil
-	}
-	conn, ok := u.Conn.(*net.TCPConn)
-	rf, ok2 := w.(io.ReaderFrom)
-	if !ok || !ok2 {
-		return false, nil
-	}
-	n, err := rf.ReadFrom(&io.LimitedReader{R: conn, N: left})
-	if err == nil && n < left {
-		err = io.ErrUnexpectedEOF
-	}
-	if err != nil {
-		err = fmt.Errorf("forwarding the answer: %w", err)
-	}
-	return true, err
 }
 
 // hopByHop are the headers for the next hop only. Those of proxy authentication are not among them: the application may
