@@ -3,8 +3,8 @@
 // of the traffic agent, and knows nothing of Kubernetes, redirects or sessions.
 //
 //	              ┌─ probe ───────────▶ answered with itself
-//	              ├─ HTTP/1, HTTP/2 ──▶ net/http's server ─ each request: judge ─┬─▶ target of a claim
-//	conn ─ sniff ─┤                          ▲                                   └─▶ application
+//	              ├─ HTTP/1, HTTP/2 ──▶ each request: judge ─┬─▶ target of a claim
+//	conn ─ sniff ─┤                          ▲               └─▶ application
 //	              ├─ TLS ── a claim has the key? ── no ─┐                   (copies to mirror claims)
 //	              ├─ other bytes ───────────────────────┼──▶ whole: bytes, FIN and RST as they are
 //	              └─ silence: the server speaks first? ─┘
@@ -25,14 +25,21 @@
 // client's requests. So the application sees as many connections as without the agent, and each may have its client's
 // address. When the application closes its connection, or says Connection: close, the client's ends as well. A FIN of
 // the client in the middle of a request becomes a FIN, a RST becomes a RST. An answer that breaks off breaks off at the
-// client, too. If the application refuses the connection, the client's is reset. Paths, queries and header values pass
-// unchanged. This package does not keep the case and order of HTTP/1 header names, and replaces hop-by-hop headers.
+// client, too. If the application refuses the connection, the client's is reset.
 //
-// This package forwards HTTP/1 itself: net/http's client has two goroutines for each connection, and waking them is
-// most of the cost that a proxy adds to a request. net/http parses the head of a request, and this package writes its
-// own, so that both ends read the same length and end for any input (no request smuggling). HTTP/2 is net/http on
-// both sides. This package drops the offer of HTTP/1.1 to change to HTTP/2 (Upgrade: h2c): the client continues in
-// HTTP/1.1, as RFC 9113 demands.
+// Messages of HTTP/1 cross byte for byte, heads and chunks included, to the application and to targets. This package
+// reads from a head what it needs to match the request, and where the message ends (head.go); names and values may have
+// any characters. It rejects a request, with 400 and the end of the connection, only if the application could see
+// another end of it than this package does, because then another request could begin there, unmatched: contradictory or
+// malformed lengths, NUL or a bare CR in the head, malformed chunks (RFC 9112, 11.2). An answer that does not say where
+// it ends ends with its connection. Three lines are exceptions: X-Forwarded-For, if Config asks for it; Connection:
+// close, when the agent ends, or an answer precedes the body of a request that expects 100 (Continue); and the offer of
+// HTTP/1.1 to change to HTTP/2 (Upgrade: h2c), which this package drops: the client continues in HTTP/1.1, as RFC 9113
+// demands, and its requests can be matched.
+//
+// HTTP/2 is net/http on both sides, with the limits of the application: a client of HTTP/2 learns how many streams, and
+// which windows, frames and heads the application allows, as the connection to it begins with the client's. Paths,
+// queries, names and values pass unchanged; this package replaces hop-by-hop headers.
 //
 // # A target that fails
 //

@@ -161,11 +161,12 @@ func (h *head) request() (r *http.Request, why string) {
 		return nil, "the request line is malformed"
 	}
 	target, version := rest[:space], rest[space+1:]
-	if len(version) != len("HTTP/1.1") || !strings.HasPrefix(version, "HTTP/1.") || version[7] < '0' || version[7] > '9' {
+	minor, ok := strings.CutPrefix(version, "HTTP/1.")
+	if !ok || len(minor) != 1 || minor[0] < '0' || minor[0] > '9' {
 		return nil, "its version is not HTTP/1"
 	}
 	r = &http.Request{Method: method, RequestURI: target, Proto: version, ProtoMajor: 1,
-		ProtoMinor: int(version[7] - '0'), Header: h.header, Host: firstOf(h.header["Host"])}
+		ProtoMinor: int(minor[0] - '0'), Header: h.header, Host: firstOf(h.header["Host"])}
 	r.ContentLength = h.length(version)
 	switch {
 	case h.odd != "":
@@ -233,7 +234,8 @@ func (h *head) extend(name, value string) {
 	at := -1 // the end of that line's text
 	for n, line := 0, []byte(nil); n < len(h.raw); n += len(line) {
 		line = h.raw[n : n+bytes.IndexByte(h.raw[n:], '\n')+1]
-		if field, _, ok := bytes.Cut(line, []byte(":")); ok && strings.EqualFold(string(bytes.TrimRight(field, " \t")), name) {
+		field, _, ok := bytes.Cut(line, []byte(":"))
+		if ok && strings.EqualFold(string(bytes.TrimRight(field, " \t")), name) {
 			at = n + len(line) - len(endOf(line))
 		}
 	}
@@ -254,7 +256,7 @@ func (h *head) add(line string) {
 // 9113, 3.1, lets a server ignore it.
 func (h *head) dropH2C() {
 	drop := map[string]string{"Upgrade": "h2c", "Connection": "HTTP2-Settings"}
-	if !slices.ContainsFunc(h.header["Upgrade"], func(v string) bool { return strings.Contains(strings.ToLower(v), "h2c") }) {
+	if !strings.Contains(strings.ToLower(strings.Join(h.header["Upgrade"], ",")), "h2c") {
 		return
 	}
 	delete(h.header, "Http2-Settings")
@@ -296,7 +298,8 @@ func without(values []string, list string) string {
 	var left []string
 	for v := range strings.SplitSeq(strings.Join(values, ","), ",") {
 		v = strings.Trim(v, " \t")
-		if !slices.ContainsFunc(strings.Split(list, ","), func(w string) bool { return strings.EqualFold(v, w) }) && v != "" {
+		named := func(w string) bool { return strings.EqualFold(v, w) }
+		if v != "" && !slices.ContainsFunc(strings.Split(list, ","), named) {
 			left = append(left, v)
 		}
 	}

@@ -15,17 +15,16 @@ import (
 // maxHead is the largest head of a request or an answer, in bytes.
 const maxHead = 1 << 20
 
-// newServer returns the server to which serveHTTP gives connections of HTTP/2 one by one.
-func (i *Interceptor) newServer() *http.Server {
+// newServer returns the server of one connection of HTTP/2.
+func (i *Interceptor) newServer(limits limits2) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler:           http.HandlerFunc(i.serveRequest),
 		Protocols:         protocols,
-		MaxHeaderBytes:    maxHead,
+		MaxHeaderBytes:    limits.head,
 		ReadHeaderTimeout: headTimeout,
-		// The server keeps a buffer as long as the longest frame that a client has announced. This is HTTP/2's default.
-		HTTP2: &http.HTTP2Config{MaxReadFrameSize: 16 << 10},
+		HTTP2:             &limits.HTTP2Config,
 		// "OPTIONS *" is a request like others.
 		DisableGeneralOptionsHandler: true,
 		BaseContext: func(l net.Listener) context.Context {
@@ -98,6 +97,8 @@ type clientConn struct {
 
 	transports map[transportKey]*http.Transport
 	conns      map[*trackedConn]struct{} // of transports; nil after closeTransports
+	met        *trackedConn              // the first to the application
+	first      *http.ClientConn          // over met; nil: there is none
 	frames     frames
 }
 
@@ -121,7 +122,7 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 		c.frames.left = len(preface2)
 		c.countFrames(c.prefix)
 		// The error only says that the listener has no second connection.
-		_ = i.server.Serve(&oneListener{ctx: hard, conn: c})
+		_ = i.newServer(c.meetApplication()).Serve(&oneListener{ctx: hard, conn: c})
 	} else {
 		c.serve1()
 	}

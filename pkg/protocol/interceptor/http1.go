@@ -206,8 +206,8 @@ func (x *exchange) fail(err error) {
 	x.t.claim.Stats.failed(err)
 	h := &head{first: "HTTP/1.1 502 Bad Gateway", header: http.Header{}}
 	text := failure(x.c.flow, err)
-	for _, line := range [][2]string{{"Content-Type", "text/plain; charset=utf-8"}, {"X-Content-Type-Options", "nosniff"},
-		{"Content-Length", fmt.Sprint(len(text))}} {
+	for _, line := range [][2]string{{"Content-Type", "text/plain; charset=utf-8"},
+		{"X-Content-Type-Options", "nosniff"}, {"Content-Length", fmt.Sprint(len(text))}} {
 		h.header.Set(line[0], line[1])
 		h.raw = fmt.Appendf(h.raw, "%s: %s\r\n", line[0], line[1])
 	}
@@ -442,8 +442,8 @@ type upload struct {
 func newUpload(x *exchange, u *upstream) *upload {
 	record, _ := x.record.bodies()
 	l := &upload{x: x, done: make(chan struct{})}
-	l.t = transfer{from: x.c.own, to: &u.stream, length: x.r.ContentLength, strict: true, copies: x.copies, record: record,
-		mayDrop: maxDiscard, moved: func(n int) { l.moved.Add(int64(n)) }}
+	l.t = transfer{from: x.c.own, to: &u.stream, length: x.r.ContentLength, strict: true, copies: x.copies,
+		record: record, mayDrop: maxDiscard, moved: func(n int) { l.moved.Add(int64(n)) }}
 	return l
 }
 

@@ -1,6 +1,7 @@
 package interceptor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -57,16 +58,95 @@ func (c *clientConn) transport(t destination, major int) http.RoundTripper {
 	return rt
 }
 
+// settingsTimeout limits the wait for the application's SETTINGS, which a server sends at once (RFC 9113, 3.4).
+const settingsTimeout = 500 * time.Millisecond
+
+// limits2 are those of a connection of HTTP/2, and the longest head.
+type limits2 struct {
+	http.HTTP2Config
+	head int
+}
+
+// meetApplication connects to the application, and returns its limits: the client must not notice that another server
+// answers it. The memory of a connection is bounded, because the window of all its streams together is that of
+// net/http: 1 MiB. Without an application, some limits are needed as well.
+func (c *clientConn) meetApplication() limits2 {
+	l := limits2{http.HTTP2Config{MaxConcurrentStreams: 1000, MaxReadFrameSize: 16 << 10}, maxHead}
+	ctx, cancel := context.WithTimeout(c.life, settingsTimeout)
+	defer cancel()
+	first, err := c.transport(destination{}, 2).(*http.Transport).NewClientConn(ctx, "http", c.flow.Dst.String())
+	if err != nil {
+		c.i.log.Debug("cannot meet the application", "client", c.flow.Client, "port", c.flow.Dst.Port(), "error", err)
+		return l
+	}
+	c.first = first
+	c.mu.Lock()
+	met := c.met
+	c.mu.Unlock()
+	select {
+	case <-met.greeted:
+	case <-ctx.Done():
+		return l
+	}
+	l.MaxConcurrentStreams, l.MaxReceiveBufferPerStream = maxStreams, 64<<10-1 // without a word of the application
+	for _, s := range met.settings {
+		n := int(s.Val)
+		switch s.ID {
+		case http2.SettingMaxConcurrentStreams:
+			l.MaxConcurrentStreams = min(max(n, 1), maxStreams)
+		case http2.SettingInitialWindowSize:
+			l.MaxReceiveBufferPerStream = min(max(n, 1), 4<<20-1)
+		case http2.SettingMaxFrameSize:
+			l.MaxReadFrameSize = min(n, maxHead)
+		case http2.SettingMaxHeaderListSize:
+			l.head = min(max(n-listOverhead, 1), maxHead)
+		}
+	}
+	return l
+}
+
+const (
+	maxStreams   = 1 << 20 // of one connection: no limit
+	listOverhead = 320     // that net/http adds to MaxHeaderBytes when it announces it
+)
+
 // trackedConn is a connection of a transport. It ends with the client's.
 type trackedConn struct {
 	net.Conn
 	c           *clientConn
 	application bool
-	eof         atomic.Bool
+
+	frame    []byte          // the first frame of the other end, so far; used by Read
+	settings []http2.Setting // of it; valid when greeted
+	greeted  chan struct{}
+}
+
+// Read looks at the first frame.
+func (t *trackedConn) Read(p []byte) (int, error) {
+	n, err := t.Conn.Read(p)
+	select {
+	case <-t.greeted:
+		return n, err
+	default:
+	}
+	t.frame = append(t.frame, p[:n]...)
+	f, parsing := http2.NewFramer(nil, bytes.NewReader(t.frame)).ReadFrame()
+	if errors.Is(parsing, io.ErrUnexpectedEOF) || errors.Is(parsing, io.EOF) {
+		if err == nil && len(t.frame) < 16<<10 {
+			return n, err // it has not come yet
+		}
+	} else if f, ok := f.(*http2.SettingsFrame); ok {
+		for i := range f.NumSettings() {
+			t.settings = append(t.settings, f.Setting(i))
+		}
+	}
+	t.frame = nil
+	close(t.greeted)
+	return n, err
 }
 
 func (c *clientConn) track(conn net.Conn, t destination) (net.Conn, error) {
-	tracked := &trackedConn{Conn: conn, c: c, application: t.application()}
+	tracked := &trackedConn{Conn: conn, c: c, application: t.application(), greeted: make(chan struct{})}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conns == nil { // after closeTransports
@@ -74,6 +154,11 @@ func (c *clientConn) track(conn net.Conn, t destination) (net.Conn, error) {
 		return nil, net.ErrClosed
 	}
 	c.conns[tracked] = struct{}{}
+	if c.met == nil && tracked.application {
+		c.met = tracked
+	} else {
+		close(tracked.greeted)
+	}
 	return tracked, nil
 }
 
@@ -225,6 +310,9 @@ func (c *clientConn) roundTrip(w http.ResponseWriter, r *http.Request, t destina
 	out.Body = body
 	if !hasBody(r) {
 		out.Body = http.NoBody
+	}
+	if t.application() && c.first != nil && c.first.Reserve() == nil {
+		return c.first.RoundTrip(out)
 	}
 	return c.transport(t, r.ProtoMajor).RoundTrip(out)
 }

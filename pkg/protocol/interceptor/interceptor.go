@@ -125,7 +125,6 @@ type Config struct {
 type Interceptor struct {
 	config Config
 	log    *slog.Logger
-	server *http.Server
 	heads  authlistener.Bound // of the memory of what the application does not see yet
 
 	// serverFirst has an *atomic.Bool for each TCP port: whether the server spoke on the last connection on which the
@@ -139,7 +138,6 @@ func New(c Config) *Interceptor {
 	if i.config.Note == nil {
 		i.config.Note = func(string, uint16, string) {}
 	}
-	i.server = i.newServer()
 	i.heads.Max = maxHeads
 	return i
 }
