@@ -531,7 +531,7 @@ func (j *judge) dial() finding {
 				"pod that\nhangs. `kubevpn status -o wide` shows whether other pods answer.")
 	case t.Dial.Failure == trip.Unreachable && j.Pod == nil && j.Connection.Limited:
 		f = failed(api.ExitPermission, "the traffic manager does not connect to %v: its admin limits what laptops reach",
-			t.To).with("Services are "+j.Connection.Services).
+			t.To).with("Services are " + j.Connection.Services).
 			hint("Ask an admin for the right to forward ports of the pod, or to allow its namespace. Pods without a " +
 				"Service,\nand endpoints that are no pods, are not reached.")
 	default:
