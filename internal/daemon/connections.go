@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"kubevpn/internal/api"
@@ -48,11 +49,12 @@ type connections struct {
 	queries    queryLog // that the resolver of host answered
 	metrics    metricsServer
 
-	host      *hostNetwork  // nil: there is no helper
-	closing   chan struct{} // not nil while a helper is being closed; closed when it has ended
-	lingering bool          // the helper stays although no connection uses it yet
-	prepared  *preparation  // for the next connect; nil: nothing
-	shut      bool          // no more connections
+	host      *hostNetwork   // nil: there is no helper
+	closing   chan struct{}  // not nil while a helper is being closed; closed when it has ended
+	lingering bool           // the helper stays although no connection uses it yet
+	prepared  *preparation   // for the next connect; nil: nothing
+	discarded sync.WaitGroup // closes preparations that no connection has taken
+	shut      bool           // no more connections
 }
 
 func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Logger) *connections {

@@ -601,7 +601,7 @@ func text(err error) string {
 
 func TestExpiredPreparationIsDropped(t *testing.T) {
 	cs := newConnections(&rig{t: t}, nil, Owner{}, discard())
-	defer cs.group.Wait()
+	defer cs.discarded.Wait()
 	if err := cs.prepare(request("a")); err != nil {
 		t.Fatal(err)
 	}

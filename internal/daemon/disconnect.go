@@ -94,5 +94,6 @@ func (cs *connections) shutDown(emit func(api.Event)) error {
 	cs.closeHelperLocked()
 	cs.mu.Unlock()
 	cs.awaitClosed()
+	cs.discarded.Wait()
 	return err
 }

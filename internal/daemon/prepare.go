@@ -68,7 +68,7 @@ func (cs *connections) takePreparedLocked(req api.ConnectRequest) *connection.Pr
 func (cs *connections) discardPreparedLocked() {
 	if p := cs.prepared; p != nil {
 		p.expiry.Stop()
-		cs.group.Go(p.opens.Close)
+		cs.discarded.Go(p.opens.Close)
 	}
 	cs.prepared = nil
 }
