@@ -87,7 +87,7 @@ func (b *neighbours) program(t *testing.T, pkg string, ahead bool) string {
 	if b.built[name] != "" {
 		return path
 	}
-	args := []string{"test", "-c", "-o", path}
+	args := []string{"test", "-c", "-o", path, "-ldflags=-s -w"} // debug information takes most of the linker's time
 	if ahead {
 		args = append(args, "-overlay", b.overlay)
 	}

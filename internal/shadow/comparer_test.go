@@ -286,7 +286,7 @@ func TestSecretsInPathsAndBodiesAreHidden(t *testing.T) {
 func TestResultsAreBounded(t *testing.T) {
 	r := NewResults(nil, nil)
 	for n := range 3 * maxKinds {
-		path := fmt.Sprintf("/x%dy\x1b[2J%s", n, strings.Repeat("z", 1000))
+		path := fmt.Sprintf("/x%dy\x1b[2J%s", n, strings.Repeat("z", maxRouteShown))
 		e := recorded("GET", path, "{}")
 		r.Add(e, []Difference{{Where: fmt.Sprint("header X-", n)}, {Where: fmt.Sprint("header Y-", n%7)}}, false)
 		r.vary(e, []Difference{{Where: fmt.Sprint("header Z-", n)}}, "x")

@@ -126,7 +126,7 @@ func TestAffinityIsBounded(t *testing.T) {
 			return p.Endpoint().String()
 		}
 		ann := pick("ann")
-		for i := range 5 * maxClients {
+		for i := range maxClients + maxClients/4 {
 			time.Sleep(time.Millisecond)
 			pick(fmt.Sprint(i))
 			if i%1000 == 0 && pick("ann") != ann {
