@@ -105,7 +105,7 @@ func doctorSuite(t *testing.T, w *world) {
 	only(t, healthy)
 	for name, seen := range map[string]string{
 		"manager": "kubevpn/kubevpn-traffic-manager-", "version": "as this program", "upgrades": "by SPDY and by WebSocket",
-		"port-forward": "^round trip .* ms, .*B/s", "api-proxy": "^round trip .* ms, .*B/s", "overlap": "10.96.0.0/",
+		"port-forward": "^round trip .* ms$", "api-proxy": "^round trip .* ms$", "overlap": "10.96.0.0/",
 	} {
 		if f := healthy[name]; f.State != api.FindingOK || !regexp.MustCompile(seen).MatchString(f.Seen) {
 			t.Errorf("%s: want %q: %+v", name, seen, f)
