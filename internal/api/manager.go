@@ -42,7 +42,8 @@ type ClientHello struct {
 }
 
 // ControlMessage is one JSON line from the traffic manager on the control stream. Exactly one field is set.
-// The first message is a Hello, perhaps after a Challenge, the next a Names with Reset set (if the manager may watch Services).
+// The first message is a Hello, perhaps after a Challenge, the next a Names with Reset set (if the manager may watch
+// Services).
 type ControlMessage struct {
 	Hello *ManagerHello `json:"hello,omitempty"`
 	State *ManagerState `json:"state,omitempty"` // again, whole, whenever it changes

@@ -17,15 +17,16 @@ import (
 // maxMessage limits a message of the traffic manager, in bytes. The names of 100 000 Services fit.
 const maxMessage = 8 << 20
 
-// control is the laptop's end of the control stream: one ClientHello out, then ControlMessages in until the stream ends.
+// control is the laptop's end of the control stream: one ClientHello out, then ControlMessages in until the stream
+// ends.
 //
 //	laptop ── ClientHello ──▶ manager      perhaps then: Challenge ◀──, Identity ──▶
 //	laptop ◀── Hello, Names(reset), State*, Names* ── manager
 type control struct{ lines *api.Lines }
 
 // startControl sends a hello and reads the manager's. If the manager rejects the laptop, startControl returns the
-// manager's *api.Error. identify returns the name of a request that answers the nonce of a challenge; nil: the hello does
-// not promise it.
+// manager's *api.Error. identify returns the name of a request that answers the nonce of a challenge; nil: the hello
+// does not promise it.
 func startControl(stream io.ReadWriter, hello api.ClientHello,
 	identify func(nonce string) (string, error)) (*control, *api.ManagerHello, error) {
 	c := &control{api.NewLines(stream, maxMessage)}

@@ -38,7 +38,8 @@ func identify(ctx context.Context, kube kubernetes.Interface, namespace, nonce s
 	switch {
 	case apierrors.IsForbidden(err): // for good
 		return "", api.Errorf(api.ExitPermission,
-			"the traffic manager asks who you are, and you may not create CertificateSigningRequests to tell it: %w", err).
+			"the traffic manager asks who you are, and you may not create CertificateSigningRequests to tell it: %w",
+			err).
 			WithHint("ask an admin to add you to the chart's `access.users` or `access.groups`")
 	case err != nil:
 		return "", fmt.Errorf("telling the traffic manager who uses this laptop: %w", err)

@@ -50,8 +50,9 @@ func (s *session) authenticate(ctx context.Context, laptop *transport.Stream, he
 		return nil, nil
 	}
 	if !hello.Identifies {
-		return nil, api.Errorf(api.ExitIncompatible, "this traffic manager asks who uses a laptop, which kubevpn %s cannot "+
-			"answer", hello.Version).WithHint("install a newer kubevpn on this machine")
+		return nil, api.Errorf(api.ExitIncompatible,
+			"this traffic manager asks who uses a laptop, which kubevpn %s cannot answer", hello.Version).
+			WithHint("install a newer kubevpn on this machine")
 	}
 	nonce := rand.Text()
 	if err := json.NewEncoder(laptop).Encode(api.ControlMessage{Challenge: &api.Challenge{Nonce: nonce}}); err != nil {
@@ -78,8 +79,8 @@ func (s *session) authenticate(ctx context.Context, laptop *transport.Stream, he
 		return nil, fmt.Errorf("reading who uses the laptop: %w", err)
 	}
 	if err := identifies(csr, nonce, s.manager.cfg.Namespace); err != nil {
-		return nil, api.Errorf(api.ExitPermission, "the CertificateSigningRequest %s does not identify you: %w", csr.Name,
-			err)
+		return nil, api.Errorf(api.ExitPermission, "the CertificateSigningRequest %s does not identify you: %w",
+			csr.Name, err)
 	}
 	return s.manager.newUser(&csr.Spec), laptop.SetReadDeadline(time.Time{})
 }
@@ -110,17 +111,19 @@ func (m *Manager) newUser(csr *certificatesv1.CertificateSigningRequestSpec) *us
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
 	ask := func(ctx context.Context, pod podRef) (bool, error) {
-		review, err := m.cfg.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
-			Spec: authorizationv1.SubjectAccessReviewSpec{
-				User: csr.Username, UID: csr.UID, Groups: csr.Groups, Extra: extra,
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: pod.namespace, Verb: "create",
-					Version: "v1", Resource: "pods", Subresource: "portforward", Name: pod.name},
-			}}, metav1.CreateOptions{})
+		spec := authorizationv1.SubjectAccessReviewSpec{
+			User: csr.Username, UID: csr.UID, Groups: csr.Groups, Extra: extra,
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: pod.namespace, Verb: "create",
+				Version: "v1", Resource: "pods", Subresource: "portforward", Name: pod.name},
+		}
+		review, err := m.cfg.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx,
+			&authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
 		switch {
 		case err != nil:
 			return false, err
-		case !review.Status.Allowed && review.Status.EvaluationError != "": // an authorizer that did not answer could allow it
-			return false, fmt.Errorf("asking whether %q may forward ports: %s", csr.Username, review.Status.EvaluationError)
+		case !review.Status.Allowed && review.Status.EvaluationError != "": // who did not answer could allow it
+			return false, fmt.Errorf("asking whether %q may forward ports: %s", csr.Username,
+				review.Status.EvaluationError)
 		}
 		return review.Status.Allowed, nil
 	}

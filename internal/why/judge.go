@@ -530,8 +530,9 @@ func (j *judge) dial() finding {
 			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a " +
 				"pod that\nhangs. `kubevpn status -o wide` shows whether other pods answer.")
 	case t.Dial.Failure == trip.Unreachable && j.Pod == nil && j.Connection.Limited:
-		f = failed(api.ExitPermission, "the traffic manager does not connect to %v: its admin limits what laptops reach",
-			t.To).with("Services are " + j.Connection.Services).
+		f = failed(api.ExitPermission,
+			"the traffic manager does not connect to %v: its admin limits what laptops reach", t.To).
+			with("Services are " + j.Connection.Services).
 			hint("Ask an admin for the right to forward ports of the pod, or to allow its namespace. Pods without a " +
 				"Service,\nand endpoints that are no pods, are not reached.")
 	default:
