@@ -130,11 +130,20 @@ func (t *transfer) trailers() error {
 // another.
 func (t *transfer) data(n int64) error {
 	b := copyBuffers.Get().(*[copyLen]byte)
-	defer copyBuffers.Put(b)
+	defer func() { copyBuffers.Put(b) }()
+	short := false // the last read returned little, so the next one may wait for long
 	for n != 0 {
 		if t.from.br.Buffered() == 0 {
 			if err := t.flush(); err != nil {
 				return err
+			}
+			if short {
+				copyBuffers.Put(b)
+				_, err := t.from.br.Peek(1)
+				b = copyBuffers.Get().(*[copyLen]byte)
+				if err != nil {
+					return ended(err, n)
+				}
 			}
 			if got, err := t.splice(n); got != 0 || err != nil {
 				if err != nil || n < 0 && got < spliceLen {
@@ -149,6 +158,7 @@ func (t *transfer) data(n int64) error {
 			piece = b[:min(n, copyLen)]
 		}
 		got, err := t.from.br.Read(piece)
+		short = got < smallLen
 		if got > 0 {
 			n = t.left(n, int64(got))
 			t.copies.put(piece[:got])
@@ -157,14 +167,19 @@ func (t *transfer) data(n int64) error {
 				return err
 			}
 		}
-		switch {
-		case err == io.EOF && n < 0:
-			return nil
-		case err != nil && n != 0:
-			return unexpected(err)
+		if err != nil {
+			return ended(err, n)
 		}
 	}
 	return nil
+}
+
+// ended returns the error of a body of which n bytes are missing, if a read returned err.
+func ended(err error, n int64) error {
+	if n == 0 || err == io.EOF && n < 0 {
+		return nil
+	}
+	return unexpected(err)
 }
 
 // left returns the length of the rest of a body.

@@ -47,10 +47,19 @@ func relay(w http.ResponseWriter, resp *http.Response) error {
 	return nil
 }
 
+// smallLen is the size of the buffer with which a stream waits.
+const smallLen = 1 << 10
+
 // relayBody sends each piece before it waits for another.
 func relayBody(w http.ResponseWriter, resp *http.Response) error {
-	b := copyBuffers.Get().(*[copyLen]byte)
-	defer copyBuffers.Put(b)
+	small := make([]byte, smallLen) // thousands of streams may wait at once
+	piece := small
+	var large *[copyLen]byte
+	defer func() {
+		if large != nil {
+			copyBuffers.Put(large)
+		}
+	}()
 	held := resp.ContentLength != 0 // w buffers bytes that must not wait
 	for {                           // after the last byte, a trailer may follow
 		if held {
@@ -59,13 +68,20 @@ func relayBody(w http.ResponseWriter, resp *http.Response) error {
 			}
 			held = false
 		}
-		n, err := resp.Body.Read(b[:])
+		n, err := resp.Body.Read(piece)
 		if n > 0 {
-			if _, err := w.Write(b[:n]); err != nil {
+			if _, err := w.Write(piece[:n]); err != nil {
 				return errClient{err}
 			}
-			// w does not buffer that many bytes, and more will probably follow at once.
-			held = n < copyLen/2
+			held = n < copyLen/2 // w does not buffer more
+		}
+		switch {
+		case large == nil && n == len(small): // more will probably follow at once
+			large = copyBuffers.Get().(*[copyLen]byte)
+			piece = large[:]
+		case large != nil && n < len(small):
+			copyBuffers.Put(large)
+			large, piece = nil, small
 		}
 		switch err {
 		case nil:

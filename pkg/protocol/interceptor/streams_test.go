@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"kubevpn/internal/testenv"
 )
 
 // serve2 starts a server of HTTP/2 with these limits, and returns its address.
@@ -27,13 +29,15 @@ func serve2(tb testing.TB, h http.Handler, limits http.HTTP2Config) string {
 	return s.Listener.Addr().String()
 }
 
-// hold opens n requests on one connection, and returns how many were answered before the time is over. They end with ctx.
-func hold(ctx context.Context, t *testing.T, addr string, n int, headers ...string) int {
+// hold opens n requests on one connection, and returns how many were answered before the time is over, and the heap that
+// they take then, in bytes each.
+func hold(t *testing.T, addr string, n int, headers ...string) (answers, each int) {
 	t.Helper()
+	before := testenv.Heap()
 	tr := &http.Transport{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{StrictMaxConcurrentRequests: true}}
 	tr.Protocols.SetUnencryptedHTTP2(true)
 	t.Cleanup(tr.CloseIdleConnections)
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var answered atomic.Int64
 	var all sync.WaitGroup
@@ -66,10 +70,10 @@ func hold(ctx context.Context, t *testing.T, addr string, n int, headers ...stri
 	for answered.Load() < int64(n) && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
 	}
-	got := int(answered.Load())
+	answers, each = int(answered.Load()), (int(testenv.Heap())-int(before))/n
 	cancel()
 	all.Wait()
-	return got
+	return answers, each
 }
 
 // Streams wait for nothing but the application: it allows thousands at once, and the interceptor has no limit of its own.
@@ -83,15 +87,25 @@ func TestStreamsAreLimitedByTheApplication(t *testing.T) {
 	r := newRig(t, app)
 	r.claim(Claim{Match: header(t, "x-user=me"), Target: &target{addr: local}})
 	for _, n := range []int{400, 1500} {
-		if got := hold(t.Context(), t, app, n); got != n {
+		if got, _ := hold(t, app, n); got != n {
 			t.Fatalf("without the interceptor %d of %d streams were answered", got, n)
 		}
-		if got := hold(t.Context(), t, r.addr, n); got != n {
-			t.Errorf("%d of %d streams were answered", got, n)
+		for _, user := range []string{"you", "me"} {
+			if got, _ := hold(t, r.addr, n, "x-user", user); got != n {
+				t.Errorf("%d of %d streams of %s were answered", got, n, user)
+			}
 		}
-		if got := hold(t.Context(), t, r.addr, n, "x-user", "me"); got != n {
-			t.Errorf("%d of %d streams of the target were answered", got, n)
-		}
+	}
+}
+
+// The agent shares the memory of the application's pod. Client and server are in this process as well.
+func TestWaitingStreamsTakeLittleMemory(t *testing.T) {
+	r := newRig(t, serve2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}), http.HTTP2Config{MaxConcurrentStreams: 5000}))
+	if got, each := hold(t, r.addr, 1000); got != 1000 || each > 56<<10 {
+		t.Errorf("%d streams wait, and take %d bytes each", got, each)
 	}
 }
 
