@@ -73,6 +73,7 @@ type world struct {
 
 	objects   map[string]*unstructured.Unstructured // by resource and name: "services/web"
 	conflicts int                                   // the number of writes that fail with a conflict
+	obstacle  string                                // why no new pod is created; empty: it is
 
 	private     bool                                                               // NeedsPullSecret
 	denied      error                                                              // MayPatch
@@ -270,7 +271,13 @@ func (w *world) write(r schema.GroupVersionResource, o *unstructured.Unstructure
 		w.mu.Unlock()
 		return apierrors.NewConflict(r.GroupResource(), o.GetName(), errors.New("it has changed"))
 	}
-	w.objects[r.Resource+"/"+o.GetName()] = o.DeepCopy()
+	o = o.DeepCopy()
+	w.objects[r.Resource+"/"+o.GetName()] = o
+	if w.obstacle != "" && r.Resource == "deployments" {
+		defer w.mu.Unlock()
+		return unstructured.SetNestedSlice(o.Object, []any{map[string]any{"type": "ReplicaFailure", "status": "True",
+			"message": w.obstacle}}, "status", "conditions")
+	}
 	generation := len(w.logged)
 	var old []string
 	for _, p := range w.list {

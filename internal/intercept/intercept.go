@@ -329,6 +329,27 @@ func (i *Intercept) begin(ctx context.Context) error {
 		return err
 	}
 	close(i.modeChosen)
+	if i.rollout == nil {
+		return i.interceptPods(ctx)
+	}
+	watched, stop := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer stop(nil)
+	watching.Go(func() {
+		if obstacle := i.watchObstacles(watched); obstacle != nil {
+			stop(obstacle)
+		}
+	})
+	err := i.interceptPods(watched)
+	if watched.Err() != nil && ctx.Err() == nil {
+		return context.Cause(watched)
+	}
+	return err
+}
+
+// interceptPods intercepts the existing pods, once the mode is chosen.
+func (i *Intercept) interceptPods(ctx context.Context) error {
 	done := i.step("Intercepting the pods of %s", i.cfg.Workload)
 	first, err := i.interceptFirst(ctx)
 	if err != nil {
@@ -347,10 +368,7 @@ func (i *Intercept) begin(ctx context.Context) error {
 	done("%d of %d", intercepted, all)
 	if i.rollout != nil {
 		if intercepted < all { // the next step would cut Services off from pods without an agent
-			return api.Errorf(api.ExitInject, "the rollout of the agent did not finish within %v: %s", rolloutTimeout,
-				i.Status().LastError).
-				WithHint("`kubectl -n %s describe %s` shows the cause. kubevpn has undone the rollout.",
-					i.cfg.Namespace, i.cfg.Workload)
+			return i.unfinished()
 		}
 		if err := i.rollout.redirectServices(ctx, true); err != nil {
 			return err
@@ -362,6 +380,14 @@ func (i *Intercept) begin(ctx context.Context) error {
 	close(i.begun)
 	i.log.Info("the intercept has started", "intercepted", intercepted, "pods", all)
 	return nil
+}
+
+// unfinished is the error of a rollout that takes too long.
+func (i *Intercept) unfinished() error {
+	return api.Errorf(api.ExitInject, "the rollout of the agent did not finish within %v: %s", rolloutTimeout,
+		cmp.Or(i.Status().LastError, "no pod has it")).
+		WithHint("`kubectl -n %s describe %s` shows the cause. kubevpn has undone the rollout.", i.cfg.Namespace,
+			i.cfg.Workload)
 }
 
 // interceptFirst intercepts one pod after the other, in the order of their names, until one succeeds. It returns nil
@@ -391,6 +417,9 @@ func (i *Intercept) interceptFirst(ctx context.Context) (*podIntercept, error) {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case err != nil:
+			if _, all := i.count(); i.rollout != nil && all > 0 {
+				return nil, i.unfinished()
+			}
 			return nil, nil
 		case next == nil:
 			return nil, failed // every pod that runs has failed

@@ -447,6 +447,50 @@ func TestSidecarIsAddedAndUndone(t *testing.T) {
 	}
 }
 
+// A rollout that the spec rules out fails at once, and one that the cluster does not carry out soon, with its reason. The
+// template is as before.
+func TestRolloutThatCannotHappenFails(t *testing.T) {
+	for _, tt := range []struct {
+		name, mode string
+		plant      func(w *world, spec map[string]any)
+		want       string
+		within     time.Duration
+	}{
+		{"paused", api.ModeSidecar, func(_ *world, spec map[string]any) { spec["paused"] = true }, "it is paused", 0},
+		{"paused_auto", api.ModeAuto, func(_ *world, spec map[string]any) { spec["paused"] = true }, "(?s)pod security forbids it.*A sidecar is no way either.*it is paused", 0},
+		{"on_delete", api.ModeSidecar, func(_ *world, spec map[string]any) {
+			spec["updateStrategy"] = map[string]any{"type": "OnDelete"}
+		}, "its updateStrategy is OnDelete", 0},
+		{"partition", api.ModeSidecar, func(_ *world, spec map[string]any) {
+			spec["updateStrategy"] = map[string]any{"type": "RollingUpdate", "rollingUpdate": map[string]any{"partition": int64(1)}}
+		}, "the partition of its updateStrategy is 1", 0},
+		{"quota", api.ModeAuto, func(w *world, _ map[string]any) {
+			w.obstacle = "exceeded quota: must specify limits.cpu for: kubevpn-agent-1"
+		}, "creates no pod of deployment/web with the agent: exceeded quota: must specify limits.cpu", 30 * time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "web-a", "web-b")
+				w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
+				tt.plant(w, w.objects["deployments/web"].Object["spec"].(map[string]any))
+				template := w.objects["deployments/web"].DeepCopy().Object["spec"]
+				began := time.Now()
+				_, _, err := begin(t, w, api.InterceptSpec{Mode: tt.mode, Ports: []api.PortMap{{Container: 8080}}})
+				e := api.AsError(err)
+				if e == nil || e.Code != api.ExitInject || !regexp.MustCompile(tt.want).MatchString(e.Message+e.Hint) || e.Hint == "" {
+					t.Errorf("got %+v", e)
+				}
+				if took := time.Since(began); took > tt.within {
+					t.Errorf("after %v", took)
+				}
+				if d := cmp.Diff(template, w.objects["deployments/web"].Object["spec"]); d != "" {
+					t.Errorf("the template (-before +after):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
 func TestUnreadableTemplateIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "web-a")

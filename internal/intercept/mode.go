@@ -81,8 +81,11 @@ func (i *Intercept) chooseByPod(ctx context.Context) (mode, reason string, err e
 		case errors.Is(rejection, cluster.ErrPodGone) && len(gone) < maxGonePods:
 			i.log.Info("asking about another pod", "cause", rejection)
 			gone[pod.UID] = true
-		case errors.Is(rejection, cluster.ErrPodGone), !injectionRejected(rejection), rollsOut(i.workload) != nil:
+		case errors.Is(rejection, cluster.ErrPodGone), !injectionRejected(rejection):
 			return "", "", rejection
+		case rollsOut(i.workload) != nil:
+			e := api.AsError(rejection)
+			return "", "", e.WithHint("%s\nA sidecar is no way either: %v", e.Hint, rollsOut(i.workload))
 		default:
 			return api.ModeSidecar, rejection.Error(), nil
 		}

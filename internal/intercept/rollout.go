@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/podstatus"
 	"kubevpn/internal/workloads"
 	"kubevpn/pkg/wakeup"
 )
@@ -44,7 +45,95 @@ func rollsOut(w *workloads.Workload) error {
 			"a change of the template of %s does not replace its pods, and a sidecar needs that", w).
 			WithHint("Name the Deployment that owns it.")
 	}
+	field := func(path ...string) any {
+		value, _, _ := unstructured.NestedFieldNoCopy(w.Object.Object, append([]string{"spec"}, path...)...)
+		return value
+	}
+	why, hint := "", ""
+	switch partition, _ := field("updateStrategy", "rollingUpdate", "partition").(int64); {
+	case field("paused") == true:
+		why, hint = "it is paused", fmt.Sprintf("Resume it: `kubectl -n %s rollout resume %s`.", w.Namespace, w)
+	case field("updateStrategy", "type") == string(appsv1.OnDeleteStatefulSetStrategyType):
+		why, hint = "its updateStrategy is OnDelete", "Change its updateStrategy to RollingUpdate."
+	case partition > 0:
+		why = fmt.Sprintf("the partition of its updateStrategy is %d", partition)
+		hint = "Set the partition to 0."
+	default:
+		return nil
+	}
+	return api.Errorf(api.ExitInject,
+		"%s does not replace its pods when its template changes, and a sidecar needs that: %s", w, why).
+		WithHint("%s Or use a namespace that admits ephemeral containers, with --mode ephemeral.", hint)
+}
+
+// How long an obstacle to a rollout may last: controllers and the scheduler retry, and nodes come.
+const (
+	obstacleTime = 15 * time.Second
+	obstaclePoll = 2 * time.Second
+)
+
+// watchObstacles returns an error when the rollout does not go on, with the cluster's reason.
+func (i *Intercept) watchObstacles(ctx context.Context) error {
+	began := time.Now()
+	since := began // the last moment without an obstacle
+	for wakeup.Pause(ctx, obstaclePoll) {
+		obstacle, err := i.obstacle(ctx, began)
+		switch {
+		case err != nil:
+			i.log.Warn("cannot see whether the rollout goes on", "err", err)
+		case obstacle == nil:
+			since = time.Now()
+		case time.Since(since) >= obstacleTime:
+			return obstacle
+		}
+	}
 	return nil
+}
+
+// obstacle returns why the cluster does not run pods with the agent, or nil: the scheduler or a node reports it of a
+// pod, or the controller of the workload, that it cannot create one.
+func (i *Intercept) obstacle(ctx context.Context, since time.Time) (*api.Error, error) {
+	i.mu.Lock()
+	for _, c := range i.sorted() {
+		if name := sidecarOf(c.pod, i.identity.hash); name != "" && c.pod.DeletionTimestamp == nil {
+			if e := podstatus.Of(c.pod, name).Error("the workload with the agent", api.ExitInject); e != nil {
+				i.mu.Unlock()
+				return e, nil
+			}
+		}
+	}
+	i.mu.Unlock()
+	w := i.workload
+	o, err := i.rollout.resource(w.Resource).Get(ctx, w.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	message := ""
+	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+	for _, c := range conditions {
+		if c, _ := c.(map[string]any); c["type"] == string(appsv1.DeploymentReplicaFailure) && c["status"] == "True" {
+			message, _ = c["message"].(string)
+		}
+	}
+	if message == "" { // other kinds have no such condition
+		events, err := i.pods.Kube().CoreV1().Events(w.Namespace).List(ctx, metav1.ListOptions{
+			FieldSelector: "reason=FailedCreate,involvedObject.uid=" + string(o.GetUID())})
+		if err != nil && !apierrors.IsForbidden(err) {
+			return nil, err
+		}
+		for _, e := range events.Items {
+			if e.LastTimestamp.After(since) {
+				message = e.Message
+			}
+		}
+	}
+	if message == "" {
+		return nil, nil
+	}
+	return api.Errorf(api.ExitInject, "the cluster creates no pod of %s with the agent: %s", i.cfg.Workload,
+		api.OneLine(message)).
+		WithHint("kubevpn has undone the change of the template. An admin can say what the namespace %s demands.",
+			w.Namespace), nil
 }
 
 // rollOut adds the agent to the workload's template, and patches the Services that need not wait for the rollout.

@@ -82,6 +82,7 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 			WithHint("Name the port: --port LOCAL:CONTAINER")
 	}
 	c := sidecarContainer(a, nextSidecar(spec), sidecarUser(spec, a.Owner))
+	c.Resources.Limits = sidecarLimits(spec)
 	p := sidecarPlan{template: template}
 	taken := make(map[uint16]bool)
 	for _, c := range slices.Concat(spec.Containers, spec.InitContainers) {
@@ -136,6 +137,21 @@ func sidecarContainer(a workloads.Agent, name string, user int64) corev1.Contain
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext:          security,
 	}
+}
+
+// sidecarLimits returns limits for the resources of which all other containers have one, because the namespace may
+// demand them. They are more than an agent needs.
+func sidecarLimits(spec corev1.PodSpec) corev1.ResourceList {
+	limits := corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse("500m"), corev1.ResourceMemory: resource.MustParse("256Mi"),
+	}
+	for _, c := range spec.Containers {
+		maps.DeleteFunc(limits, func(name corev1.ResourceName, _ resource.Quantity) bool {
+			_, limited := c.Resources.Limits[name]
+			return !limited
+		})
+	}
+	return limits
 }
 
 // sidecarUser returns the user of the template's agents. They recognize each other by it, at the socket of their

@@ -3,6 +3,7 @@ package intercept
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
@@ -445,5 +447,30 @@ spec:
 	}
 	if _, other := plan(template(fmt.Sprintf("{runAsUser: %d}", user)), mySidecar); *other.RunAsUser == user {
 		t.Errorf("the agent and the application run as %d", user)
+	}
+}
+
+// The agent has limits if the application has, because the namespace may demand them.
+func TestSidecarHasTheLimitsThatOthersHave(t *testing.T) {
+	limited := func(names ...corev1.ResourceName) corev1.Container {
+		c := corev1.Container{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}}}
+		for _, name := range names {
+			c.Resources.Limits[name] = resource.MustParse("1")
+		}
+		return c
+	}
+	both := limited(corev1.ResourceCPU, corev1.ResourceMemory)
+	for _, tt := range []struct {
+		containers []corev1.Container
+		want       []corev1.ResourceName
+	}{
+		{[]corev1.Container{limited()}, nil},
+		{[]corev1.Container{both, limited(corev1.ResourceMemory)}, []corev1.ResourceName{corev1.ResourceMemory}},
+		{[]corev1.Container{both, both}, []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}},
+	} {
+		got := slices.Sorted(maps.Keys(sidecarLimits(corev1.PodSpec{Containers: tt.containers})))
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("got %v, want %v", got, tt.want)
+		}
 	}
 }

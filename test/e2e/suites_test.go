@@ -73,6 +73,7 @@ var intercepts = []suite{
 	{"clonejob", cloneJobSuite},
 	{"why", whySuite},
 	{"diff", diffSuite},
+	{"world", worldSuite},
 }
 
 // dev runs programs as a pod of the workload does, on the same kind of cluster as intercepts.

@@ -8,6 +8,8 @@
 //	          /via       forwards the request to the URL ?to=, without the header ?drop=; without one, it keeps connections
 //	          /price     JSON: {"total", "at", "items": [{"id", "name"}]}: at and id vary, total is what -price says
 //	          /download  ?bytes=N zeros, with their SHA-256 in a trailer
+//	          /hold      a head, and then nothing until the client goes
+//	9002/tcp  HTTP/1.1 by hand: each head is answered with itself
 //	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
 //	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
 //	9443/tcp  the same by TLS, if it was given a certificate
@@ -88,7 +90,8 @@ func main() {
 func (a *app) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	handler := a.handler()
-	upgrading := h2c.NewHandler(handler, &http2.Server{}) //nolint:staticcheck // net/http serves no Upgrade: h2c
+	many := &http2.Server{MaxConcurrentStreams: 5000}
+	upgrading := h2c.NewHandler(handler, many) //nolint:staticcheck // net/http serves no Upgrade: h2c
 	plain := &http.Server{Handler: upgrading, MaxHeaderBytes: 1 << 20}
 	a.serve(ctx, g, "8080", plain.Serve, plain.Close)
 	if a.cert != "" {
@@ -105,6 +108,7 @@ func (a *app) run(ctx context.Context) error {
 	}
 	a.serveConns(ctx, g, "9004", a.speakFirst)
 	a.serveConns(ctx, g, "9001", a.echo)
+	a.serveConns(ctx, g, "9002", answerHeads)
 	packets, err := net.ListenPacket("udp", net.JoinHostPort(a.host, "9001"))
 	if err != nil {
 		return err
@@ -168,6 +172,7 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("/ws", a.webSocket)
 	mux.HandleFunc("/download", a.download)
 	mux.HandleFunc("/price", a.quote)
+	mux.HandleFunc("/hold", hold)
 	return mux
 }
 
@@ -301,6 +306,35 @@ func (a *app) download(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("X-Sha256", hex.EncodeToString(sum.Sum(nil)))
+}
+
+func hold(w http.ResponseWriter, r *http.Request) {
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		log.Print(err)
+	}
+	<-r.Context().Done()
+}
+
+// answerHeads accepts any lines until an empty one, in the place of a request.
+func answerHeads(c *net.TCPConn) error {
+	r := bufio.NewReader(c)
+	var head []byte
+	for {
+		line, err := r.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if head = append(head, line...); len(line) > 2 {
+			continue
+		}
+		if _, err := fmt.Fprintf(c, "HTTP/1.1 200\r\nx-Name : %d\r\ncontent-LENGTH: %[1]d\r\n\r\n%s", len(head),
+			head); err != nil {
+			return err
+		}
+		head = nil
+	}
 }
 
 type zeros struct{}
