@@ -90,8 +90,8 @@ func main() {
 func (a *app) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	handler := a.handler()
-	many := &http2.Server{MaxConcurrentStreams: 5000}
-	upgrading := h2c.NewHandler(handler, many) //nolint:staticcheck // net/http serves no Upgrade: h2c
+	many := &http2.Server{MaxConcurrentStreams: 5000} //nolint:staticcheck // as below
+	upgrading := h2c.NewHandler(handler, many)        //nolint:staticcheck // net/http serves no Upgrade: h2c
 	plain := &http.Server{Handler: upgrading, MaxHeaderBytes: 1 << 20}
 	a.serve(ctx, g, "8080", plain.Serve, plain.Close)
 	if a.cert != "" {
