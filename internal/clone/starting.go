@@ -10,13 +10,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/podstatus"
+	"kubevpn/internal/workloads"
 )
 
 const (
@@ -227,25 +226,16 @@ func scaling(events []corev1.Event) string {
 
 // events returns the events of an object, or nil if the user may not read them.
 func (c *Clone) events(ctx context.Context, of types.UID) []corev1.Event {
-	list, err := c.kube.CoreV1().Events(c.Status().Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(of)).String(),
-	})
+	events, err := workloads.Events(ctx, c.kube, c.Status().Namespace, of)
 	if err != nil {
 		c.log.Debug("cannot read events", "err", err)
-		return nil
 	}
-	return slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return e.InvolvedObject.UID != of })
+	return events
 }
 
-// warning returns the message of the latest warning that of selects, or "".
+// warning returns the message of the latest warning that of selects on one line, or "".
 func warning(events []corev1.Event, of func(corev1.Event) bool) string {
-	var last corev1.Event
-	for _, e := range events {
-		if e.Type == corev1.EventTypeWarning && of(e) && !when(e).Before(when(last)) {
-			last = e
-		}
-	}
-	return line(last.Message)
+	return line(workloads.Warning(events, of))
 }
 
 func anyEvent(corev1.Event) bool { return true }
@@ -253,17 +243,6 @@ func ofKubelet(e corev1.Event) bool {
 	return e.Source.Component == "kubelet" || e.ReportingController == "kubelet"
 }
 func ofProbe(e corev1.Event) bool { return e.Reason == "Unhealthy" }
-
-// when returns the last time of an event: events come in two forms.
-func when(e corev1.Event) time.Time {
-	if e.Series != nil {
-		return e.Series.LastObservedTime.Time
-	}
-	if e.LastTimestamp.IsZero() {
-		return e.EventTime.Time
-	}
-	return e.LastTimestamp.Time
-}
 
 // pulling returns which image is being pulled, or "".
 func pulling(events []corev1.Event) string {

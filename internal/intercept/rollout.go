@@ -116,16 +116,13 @@ func (i *Intercept) obstacle(ctx context.Context, since time.Time) (*api.Error, 
 		}
 	}
 	if message == "" { // other kinds have no such condition
-		events, err := i.pods.Kube().CoreV1().Events(w.Namespace).List(ctx, metav1.ListOptions{
-			FieldSelector: "reason=FailedCreate,involvedObject.uid=" + string(o.GetUID())})
+		events, err := workloads.Events(ctx, i.pods.Kube(), w.Namespace, o.GetUID())
 		if err != nil && !apierrors.IsForbidden(err) {
 			return nil, err
 		}
-		for _, e := range events.Items {
-			if e.LastTimestamp.After(since) {
-				message = e.Message
-			}
-		}
+		message = workloads.Warning(events, func(e corev1.Event) bool {
+			return e.Reason == "FailedCreate" && workloads.LastSeen(e).After(since)
+		})
 	}
 	if message == "" {
 		return nil, nil
