@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 var errHeadTooLong = errors.New("the head is longer than 1 MiB")
@@ -166,7 +168,7 @@ func (h *head) request() (r *http.Request, why string) {
 		return nil, "its version is not HTTP/1"
 	}
 	r = &http.Request{Method: method, RequestURI: target, Proto: version, ProtoMajor: 1,
-		ProtoMinor: int(minor[0] - '0'), Header: h.header, Host: firstOf(h.header["Host"])}
+		ProtoMinor: int(minor[0] - '0'), Header: h.header, Host: h.header.Get("Host")}
 	r.ContentLength = h.length(version)
 	switch {
 	case h.odd != "":
@@ -193,13 +195,6 @@ func (h *head) request() (r *http.Request, why string) {
 	return r, ""
 }
 
-func firstOf(values []string) string {
-	if len(values) == 0 {
-		return ""
-	}
-	return values[0]
-}
-
 // status returns the status code of an answer; 0: there is none.
 func (h *head) status() int {
 	fields := strings.Fields(h.first)
@@ -215,16 +210,7 @@ func (h *head) status() int {
 
 // closes reports whether the sender closes the connection after this message. RFC 9112, 9.3.
 func (h *head) closes() bool {
-	says := func(what string) bool {
-		for _, v := range h.header["Connection"] {
-			for option := range strings.SplitSeq(v, ",") {
-				if strings.EqualFold(strings.Trim(option, " \t"), what) {
-					return true
-				}
-			}
-		}
-		return false
-	}
+	says := func(what string) bool { return httpguts.HeaderValuesContainsToken(h.header["Connection"], what) }
 	old := strings.HasPrefix(h.first, "HTTP/1.0") || strings.HasSuffix(h.first, " HTTP/1.0")
 	return says("close") || old && !says("keep-alive")
 }
@@ -255,21 +241,14 @@ func (h *head) add(line string) {
 // dropH2C removes the client's offer to continue in HTTP/2, in which judge would not see the requests that follow. RFC
 // 9113, 3.1, lets a server ignore it.
 func (h *head) dropH2C() {
-	drop := map[string]string{"Upgrade": "h2c", "Connection": "HTTP2-Settings"}
 	if !strings.Contains(strings.ToLower(strings.Join(h.header["Upgrade"], ",")), "h2c") {
 		return
 	}
-	delete(h.header, "Http2-Settings")
-	if others := without(h.header["Upgrade"], "h2c"); others == "" {
-		drop["Connection"] += ",Upgrade"
+	upgrade, options := without(h.header["Upgrade"], "h2c"), "HTTP2-Settings"
+	if upgrade == "" {
+		options += ",Upgrade"
 	}
-	for name, what := range drop {
-		if left := without(h.header[name], what); left == "" {
-			delete(h.header, name)
-		} else if h.header[name] != nil {
-			h.header[name] = []string{left}
-		}
-	}
+	connection := without(h.header["Connection"], options)
 	var raw []byte
 	dropped := false
 	for line := range bytes.Lines(h.raw) {
@@ -286,9 +265,12 @@ func (h *head) dropH2C() {
 		}
 	}
 	h.raw = raw
-	for _, name := range []string{"Connection", "Upgrade"} {
-		if v := firstOf(h.header[name]); v != "" {
-			h.add(name + ": " + v)
+	delete(h.header, "Http2-Settings")
+	for _, left := range [][2]string{{"Connection", connection}, {"Upgrade", upgrade}} {
+		delete(h.header, left[0])
+		if left[1] != "" {
+			h.header.Set(left[0], left[1])
+			h.add(left[0] + ": " + left[1])
 		}
 	}
 }

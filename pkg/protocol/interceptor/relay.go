@@ -8,6 +8,8 @@ import (
 	"net/textproto"
 	"net/url"
 	"strings"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // relay sends an answer of HTTP/2 to the client.
@@ -124,14 +126,7 @@ func copyHeader(dst, src http.Header) {
 
 // acceptsTrailers reports whether the client accepts trailers. gRPC servers insist on this header, which is hop-by-hop.
 func acceptsTrailers(h http.Header) bool {
-	for _, v := range h["Te"] {
-		for coding := range strings.SplitSeq(v, ",") {
-			if strings.EqualFold(textproto.TrimString(coding), "trailers") {
-				return true
-			}
-		}
-	}
-	return false
+	return httpguts.HeaderValuesContainsToken(h["Te"], "trailers")
 }
 
 // addForwardedFor adds the client to X-Forwarded-For.
