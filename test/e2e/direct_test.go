@@ -68,7 +68,10 @@ func nodePort(t *testing.T, w *world, l *laptop) {
 			"tls":     "\x16\x03\x01\x00\xf4\x01\x00\x00\xf0\x03\x03",
 			"ssh":     "SSH-2.0-OpenSSH_9.9\r\n",
 		} {
-			t.Run(name, func(t *testing.T) { learnsNothing(t, l.dial(t, address), request) })
+			t.Run(name, func(t *testing.T) {
+				t.Parallel() // the port waits some seconds for the rest of a request
+				learnsNothing(t, l.dial(t, address), request)
+			})
 		}
 	})
 	t.Run("another_node_does_not_answer", func(t *testing.T) {
