@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -79,9 +80,7 @@ func TestIdleFlowsTakeLittleMemory(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("SKIPPED: reads /proc")
 	}
-	if raceEnabled {
-		t.Skip("the race detector multiplies memory; scripts/test runs this without it")
-	}
+	testenv.WithoutRace(t, "the race detector multiplies memory")
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childVariable+"=1")
 	child.Stderr = os.Stderr

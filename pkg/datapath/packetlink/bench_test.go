@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"
 )
 
@@ -99,9 +100,7 @@ func BenchmarkReceive(b *testing.B) {
 }
 
 func TestHotPathDoesNotAllocate(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector makes pools forget")
-	}
+	testenv.WithoutRace(t, "the race detector makes pools forget")
 	// Averages are of whole runs of many packets, which a garbage collection that empties the pool does not spoil.
 	const packets = 1000
 	for _, p := range benchPackets {

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -307,7 +308,10 @@ func roundTrips(tb testing.TB, near *transport.Stream, span time.Duration) time.
 	return took[len(took)/2]
 }
 
+const slowLine = "the race detector simulates a line seven times slower"
+
 func TestSmallMessagesBesideDownloadsOnAFarPath(t *testing.T) {
+	testenv.WithoutRace(t, slowLine)
 	for _, tt := range []struct {
 		name      string
 		rtt       time.Duration
@@ -353,6 +357,7 @@ func TestSmallMessagesBesideDownloadsOnAFarPath(t *testing.T) {
 }
 
 func TestDownloadOnAPathThatChanges(t *testing.T) {
+	testenv.WithoutRace(t, slowLine)
 	for _, tt := range []struct {
 		name   string
 		change func(*farPath)
@@ -395,6 +400,7 @@ func TestDownloadOnAPathThatChanges(t *testing.T) {
 }
 
 func TestDownloadsOnAPathThatLosesPackets(t *testing.T) {
+	testenv.WithoutRace(t, slowLine)
 	for _, tt := range []struct {
 		name      string
 		downloads int

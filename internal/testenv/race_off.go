@@ -1,5 +1,5 @@
 //go:build !race
 
-package manager
+package testenv
 
 const raceEnabled = false

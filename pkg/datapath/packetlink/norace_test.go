@@ -1,5 +1,0 @@
-//go:build !race
-
-package packetlink
-
-const raceEnabled = false
