@@ -11,10 +11,13 @@
 //
 // # The order of claims
 //
-// The kubelet's probes go to the application: a pod whose requests are all on a laptop is as healthy as before. Every
-// other request goes to the first claim that matches it and whose owner is not away. Claims that mirror get a copy, and
-// the search goes on. A request that matches no claim goes to the application. The Interceptor reads the claims for
-// each request of a connection.
+// The kubelet's probes go to the application: a pod whose requests are all on a laptop is as healthy as before. A
+// request is one by its User-Agent or, where the pod's spec sets another, if it comes from the pod's node and has the
+// path and headers of the spec (check.go). A connection is one if it comes from the node to a port that the spec
+// names, and names no server in its ClientHello, or closes without a byte. So a connection from elsewhere through the
+// node can look like one only if it does not say more. Every other request goes to the first claim that matches it and
+// whose owner is not away. Claims that mirror get a copy, and the search goes on. A request that matches no claim goes
+// to the application. The Interceptor reads the claims for each request of a connection.
 //
 // A connection that is not HTTP goes, whole, to the first claim that matches everything. TLS that the application
 // terminates is such a connection, unless a claim brings the application's key.

@@ -25,6 +25,7 @@ type rig struct {
 	app      atomic.Pointer[string] // the address of the application
 	appDials atomic.Int64
 	claims   atomic.Pointer[[]Claim]
+	client   atomic.Pointer[netip.Addr] // from which connections seem to come; nil: as they do
 	stop     context.CancelFunc
 	conns    sync.WaitGroup // of ServeConn
 
@@ -69,9 +70,11 @@ func newRig(tb testing.TB, app string, configure ...func(*Config)) *rig {
 			if err != nil {
 				return
 			}
-			r.conns.Go(func() {
-				r.i.ServeConn(ctx, conn, Flow{"tcp", conn.RemoteAddr().(*net.TCPAddr).AddrPort(), dst})
-			})
+			from := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+			if client := r.client.Load(); client != nil {
+				from = netip.AddrPortFrom(*client, from.Port())
+			}
+			r.conns.Go(func() { r.i.ServeConn(ctx, conn, Flow{"tcp", from, dst}) })
 		}
 	}()
 	context.AfterFunc(ctx, func() { l.Close() })

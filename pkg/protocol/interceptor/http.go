@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -70,6 +71,7 @@ type clientConn struct {
 	http2   bool
 	tls     bool // the interceptor terminated its TLS
 	dial    dialer
+	checks  []Check
 	mirrors *mirrors
 	closed  chan struct{}
 	life    context.Context // ends with ServeConn
@@ -112,6 +114,7 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 	c.closed = make(chan struct{})
 	c.upstreams = make(map[Target]*upstream)
 	c.conns = make(map[*trackedConn]struct{})
+	c.checks = i.checks(c.flow)
 	c.mirrors = newMirrors(hard, c.dial)
 	var cancel context.CancelFunc
 	c.life, cancel = context.WithCancel(hard)
@@ -152,7 +155,9 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 // judge returns where a request goes, and which claims get a copy.
 func (c *clientConn) judge(r *http.Request) (t destination, mirrors []*Claim) {
 	claims := c.i.config.Claims(c.flow.Protocol, c.flow.Dst.Port())
-	t, mirrors = judge(claims, r)
+	if !slices.ContainsFunc(c.checks, func(k Check) bool { return k.sends(r, c.flow) }) {
+		t, mirrors = judge(claims, r)
+	}
 	if c.i.config.Trace != nil {
 		c.i.config.Trace(c.flow, r, claims, t.claim)
 	}

@@ -107,6 +107,11 @@ type Config struct {
 
 	Probe Probe
 
+	// Checks are the kubelet's, from these networks: their requests and connections go to the application. So do
+	// requests from the pod itself, in which a proxy may pass one on.
+	Checks      []Check
+	CheckedFrom []netip.Prefix
+
 	// The Interceptor calls Trace for each HTTP request with the claims of its port and the one that gets it, nil for
 	// the application. May be nil.
 	Trace func(f Flow, r *http.Request, claims []Claim, to *Claim)

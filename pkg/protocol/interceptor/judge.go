@@ -6,12 +6,15 @@ import (
 	"strings"
 )
 
-// kubeletPrefix begins the User-Agent of the kubelet's probes.
-const kubeletPrefix = "kube-probe/"
+// isKubelet reports whether a User-Agent is that of the kubelet's probes and hooks where the pod's spec sets none.
+// Proxies in the pod usually pass it on.
+func isKubelet(agent string) bool {
+	return strings.HasPrefix(agent, "kube-probe/") || strings.HasPrefix(agent, "kube-lifecycle/")
+}
 
 // judge returns where a request goes, and which claims get a copy, wherever they are in the order.
 func judge(claims []Claim, r *http.Request) (destination, []*Claim) {
-	if strings.HasPrefix(r.UserAgent(), kubeletPrefix) {
+	if isKubelet(r.UserAgent()) {
 		return destination{}, nil
 	}
 	return first(claims, func(c *Claim) bool { return c.matches(r) })

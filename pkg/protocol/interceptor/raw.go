@@ -29,7 +29,7 @@ func (i *Interceptor) serveRaw(ctx context.Context, s *sniffer) {
 	}
 	m := newMirrors(ctx, s.dialer)
 	defer m.wait()
-	_, claims := judgeRaw(i.config.Claims(s.flow.Protocol, s.flow.Dst.Port()))
+	_, claims := s.judge()
 	copies := m.connection(s.flow, claims)
 	err := splice(ctx, end{s.conn, s.read}, end{s.server, s.spoken}, copies)
 	if err != nil && ctx.Err() == nil {

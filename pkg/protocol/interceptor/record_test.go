@@ -66,7 +66,7 @@ func TestExchangeIsRecorded(t *testing.T) {
 			if _, body := get(t, c, r.url("/"), "x-user", "you"); body != "application" {
 				t.Error(body)
 			}
-			get(t, c, r.url("/"), "x-user", "me", "User-Agent", kubeletPrefix+"1.33")
+			get(t, c, r.url("/"), "x-user", "me", "User-Agent", "kube-probe/1.33")
 			none(t, all)
 			req, err := http.NewRequest(http.MethodPost, r.url("/a?b=c"), strings.NewReader("more than eight"))
 			if err != nil {

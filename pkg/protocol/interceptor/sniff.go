@@ -157,6 +157,8 @@ type sniffer struct {
 	dialer dialer // for the destination if it is not HTTP
 
 	read        []byte // from the client, so far
+	ended       bool   // without a byte
+	isCheck     bool   // of the kubelet
 	server      net.Conn
 	destination destination
 	spoken      []byte // from the server, if it spoke first
@@ -172,7 +174,7 @@ func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 	switch due := s.i.config.Probe.Due; {
 	case due != nil && due():
 		wait = dueTimeout
-	case serverFirst.Load():
+	case serverFirst.Load() && !s.i.mayCheck(s.flow, CheckConnect):
 		wait = serverFirstTimeout
 	}
 	k, err := s.listen(ctx, wait)
@@ -222,7 +224,7 @@ func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) 
 		case ctx.Err() != nil:
 			return kindRaw, ctx.Err()
 		case errors.Is(err, os.ErrDeadlineExceeded), err == io.EOF:
-			if len(s.read) == 0 {
+			if s.ended = err == io.EOF && len(s.read) == 0; len(s.read) == 0 {
 				return kindUnknown, nil
 			}
 			return guess(s.read), nil
@@ -235,6 +237,7 @@ func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) 
 // race waits for the first bytes of either end. Until then the connection to the server is provisional: if the client
 // speaks HTTP, the caller closes it.
 func (s *sniffer) race(ctx, hard context.Context) (kind, error) {
+	s.isCheck = s.ended && s.i.mayCheck(s.flow, CheckConnect)
 	if err := s.dial(hard); err != nil {
 		return kindRaw, err
 	}
@@ -271,9 +274,17 @@ func (s *sniffer) race(ctx, hard context.Context) (kind, error) {
 	return s.listen(ctx, clientTimeout)
 }
 
+// judge returns where a connection goes that is not HTTP, and which claims get a copy.
+func (s *sniffer) judge() (destination, []*Claim) {
+	if s.isCheck {
+		return destination{}, nil
+	}
+	return judgeRaw(s.i.config.Claims(s.flow.Protocol, s.flow.Dst.Port()))
+}
+
 // dial connects to the destination of a connection that is not HTTP.
 func (s *sniffer) dial(ctx context.Context) error {
-	s.destination, _ = judgeRaw(s.i.config.Claims(s.flow.Protocol, s.flow.Dst.Port()))
+	s.destination, _ = s.judge()
 	for {
 		conn, err := s.dialer(ctx, s.destination, s.flow)
 		switch {

@@ -27,6 +27,7 @@ func (i *Interceptor) serveTLS(ctx, hard context.Context, s *sniffer) {
 		case !c.all():
 			hidden = true
 		case !c.Mirror:
+			s.isCheck = i.mayCheck(s.flow, CheckHTTPS) && s.namesNoServer()
 			i.serveRaw(hard, s)
 			return
 		}

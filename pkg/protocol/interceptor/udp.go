@@ -129,6 +129,9 @@ func (s *packetServer) flow(from netip.AddrPort) *packetFlow {
 	f.timer = time.AfterFunc(udpIdle, cancel)
 	s.flows[from] = f
 	flow := Flow{Protocol: "udp", Client: from, Dst: s.dst}
+	if from.Addr().IsLoopback() { // so was the destination
+		flow.Dst = netip.AddrPortFrom(from.Addr(), s.dst.Port())
+	}
 	s.wg.Go(func() {
 		defer s.forget(from, f)
 		if err := s.run(ctx, f, flow); err != nil && ctx.Err() == nil {
