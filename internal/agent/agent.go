@@ -48,6 +48,9 @@ type Config struct {
 	InfoPort  uint16       // port of 127.0.0.1 that serves the latest line for a minute; 0: none
 	Logger    *slog.Logger
 
+	Pod         api.AgentPod
+	CheckedFrom []netip.Prefix // where the kubelet connects from
+
 	// Replaced by tests. kernel prepares redirects: each leader calls it at most once, and not for a sidecar.
 	kernel    func() (kernel, error)
 	listenTCP func(port uint16) (net.Listener, error)
@@ -74,7 +77,7 @@ type Agent struct {
 // New returns an Agent. It starts nothing.
 func New(cfg Config) *Agent {
 	if cfg.kernel == nil {
-		cfg.kernel = func() (kernel, error) { return openKernel(cfg.Logger) }
+		cfg.kernel = func() (kernel, error) { return openKernel(cfg) }
 	}
 	if cfg.listenTCP == nil {
 		cfg.listenTCP = listenTCP

@@ -44,7 +44,7 @@ func (a *application) dial(ctx context.Context, f interceptor.Flow, dial dialFun
 	if f.Protocol != "tcp" {
 		return conn, err
 	}
-	if err == nil {
+	if err == nil && !f.Dst.Addr().IsLoopback() {
 		a.expose(f.Dst.Port())
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) || !a.loopbackAlone(f.Dst.Port()) {

@@ -108,6 +108,20 @@ func TestApplicationRemembersAConnectionToThePodsAddress(t *testing.T) {
 	}
 }
 
+// A call within the pod, which reached it at loopback, shows nothing.
+func TestCallWithinThePodExposesNothing(t *testing.T) {
+	listeners := new(podListeners)
+	listeners.set("127.0.0.1:8080")
+	a := newApplication(listeners.read, slog.New(slog.DiscardHandler))
+	for _, to := range []string{"127.0.0.1:8080", "10.0.0.9:8080"} {
+		conn, err := a.dial(t.Context(), interceptor.Flow{Protocol: "tcp", Dst: netip.MustParseAddrPort(to)}, listeners.dial)
+		if err != nil {
+			t.Fatalf("to %s: %v", to, err)
+		}
+		conn.Close()
+	}
+}
+
 func TestApplicationDoesNotGuessWhereItListens(t *testing.T) {
 	listeners := new(podListeners)
 	listeners.set("127.0.0.1:8080")

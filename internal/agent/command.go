@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/footprint"
+	"kubevpn/pkg/host/redirect"
 )
 
 // options are the command's flags and environment.
@@ -25,6 +27,7 @@ type options struct {
 	owner, ownerName string
 	podIPs           string
 	infoPort         string
+	node, pod        string
 }
 
 // NewCommand returns `traffic agent`.
@@ -44,7 +47,8 @@ log is on standard error.
 $` + api.AgentOwnerVariable + ` is the hash of the owner's public key, and $` + api.AgentNameVariable + `
 the owner's name. $` + api.AgentAddressesVariable + ` has the addresses of the pod, separated by commas.
 $` + api.AgentInfoPortVariable + ` is a port of 127.0.0.1 that serves the first line
-as well, for a minute.`,
+as well, for a minute. $` + api.AgentNodeVariable + ` is the address of the pod's node, and
+$` + api.AgentPodVariable + ` has facts of the pod's spec, such as probes, as JSON.`,
 		Example: `  traffic agent
   traffic agent --listen 8080:18080`,
 		Args: cobra.NoArgs,
@@ -52,6 +56,7 @@ as well, for a minute.`,
 			o.owner, o.ownerName = os.Getenv(api.AgentOwnerVariable), os.Getenv(api.AgentNameVariable)
 			o.podIPs = os.Getenv(api.AgentAddressesVariable)
 			o.infoPort = os.Getenv(api.AgentInfoPortVariable)
+			o.node, o.pod = os.Getenv(api.AgentNodeVariable), os.Getenv(api.AgentPodVariable)
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			return run(ctx, o)
@@ -81,6 +86,19 @@ func run(ctx context.Context, o options) error {
 	}
 	if cfg.PodIPs, err = podIPs(o.podIPs); err != nil {
 		return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentAddressesVariable, err)
+	}
+	if o.pod != "" {
+		if err := json.Unmarshal([]byte(o.pod), &cfg.Pod); err != nil {
+			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentPodVariable, err)
+		}
+	}
+	node, err := api.ParseAddrs(o.node)
+	if err != nil {
+		return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentNodeVariable, err)
+	}
+	// The kubelet connects from the node's address or, depending on the network plugin, from that of the pod's router.
+	if cfg.CheckedFrom, err = redirect.Neighbors(node...); err != nil {
+		cfg.Logger.Warn("probes that come from the pod's router may go to laptops", "err", err)
 	}
 	for _, text := range o.listen {
 		l, err := parseListen(text)

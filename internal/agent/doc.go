@@ -5,7 +5,7 @@
 //	                                                                        │ control stream: orders, reports
 //	                                                                        ▼
 //	eth0 ─▶ redirects (pkg/host/redirect) ─▶ receiver ─▶ pkg/protocol/interceptor ◀─ claims ─┘
-//	                                                     ├─▶ a stream that the agent opens to the laptop
+//	lo ──▶                                               ├─▶ a stream that the agent opens to the laptop
 //	                                                     └─▶ the application
 //
 // A claim is one intercept in one pod. An owner is one daemon of one user on one laptop. Each owner adds an agent of

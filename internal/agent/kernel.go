@@ -4,11 +4,12 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 
 	"kubevpn/pkg/host/redirect"
+	"kubevpn/pkg/protocol/interceptor"
 )
 
 // mark and mark+1 mark the agent's own sockets, packets and connections ("kva" and a number). All agents of a pod use
@@ -17,11 +18,17 @@ const mark = 0x6b766100
 
 // openKernel creates the table of redirects. Its name is random, because agents that follow each other in a pod have
 // the same process ID, each in its container.
-func openKernel(log *slog.Logger) (kernel, error) {
+func openKernel(cfg Config) (kernel, error) {
+	log, checks := cfg.Logger, redirect.Checks{From: cfg.CheckedFrom}
+	for _, c := range cfg.Pod.Checks {
+		if c.Scheme == interceptor.CheckConnect && !slices.Contains(checks.Ports, c.Port) {
+			checks.Ports = append(checks.Ports, c.Port)
+		}
+	}
 	var random [4]byte
 	rand.Read(random[:]) // it never fails
 	r, err := redirect.New(redirect.Config{Name: "kubevpn-agent-" + hex.EncodeToString(random[:]), Mark: mark,
-		Logger: log})
+		Checks: checks, Within: cfg.Pod.Within, Exempt: cfg.Pod.Users, Logger: log})
 	if err != nil {
 		return nil, err
 	}
@@ -39,9 +46,9 @@ type redirects struct {
 	opaque error // why clients' addresses are not kept
 }
 
-func (k *redirects) Flush(ports []port) (int, error) { return redirect.Flush(ports) }
+func (k *redirects) Flush(ports []port) (int, error) { return redirect.Flush(ports, mark) }
 
-func (k *redirects) Open(ports []port) ([]netip.AddrPort, error) { return redirect.Open(ports) }
+func (k *redirects) Open(ports []port) ([]netip.AddrPort, error) { return redirect.Open(ports, mark) }
 
 func (k *redirects) Original(conn net.Conn) (netip.AddrPort, error) {
 	c, ok := conn.(*net.TCPConn)

@@ -205,6 +205,7 @@ func (r *receiver) interceptor(forwarded bool, dial dialFunc) *interceptor.Inter
 			return r.app.dial(ctx, f, dial)
 		},
 		ForwardedFor: forwarded,
+		Checks:       r.cfg.Pod.Checks, CheckedFrom: r.cfg.CheckedFrom,
 		Probe: interceptor.Probe{
 			Prefix: api.ProbePrefix, Length: api.ProbeLength, Expected: r.leader.expects, Due: r.leader.probeDue,
 		},
@@ -263,6 +264,9 @@ func (r *receiver) listen(at port, listen uint16) error {
 	if r.listened == nil {
 		r.listened = r.interceptor(true, r.cfg.dialPlain)
 		r.source = "header: a sidecar has no capability to keep addresses"
+		if len(r.cfg.Listen) == 0 && r.prepare() == nil { // only what the kernel dials is not redirected again
+			r.listened = r.redirected
+		}
 	}
 	if at.Protocol == "udp" {
 		s, err := r.listenPackets(listen, r.destinations(at.Port), r.listened)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/protocol/interceptor"
 )
 
 // The traffic agent is a container of a workload's pod. Agents of one pod share its network namespace, and one of them,
@@ -22,11 +23,22 @@ const (
 	AgentNameVariable = "KUBEVPN_OWNER_NAME"
 	// AgentAddressesVariable has the addresses of the agent's pod, separated by commas.
 	AgentAddressesVariable = "POD_IP"
+	// AgentNodeVariable has the address of the pod's node, and AgentPodVariable an AgentPod as JSON; empty: the zero
+	// one. They are for ephemeral agents: neither probes nor calls within the pod come to a sidecar.
+	AgentNodeVariable = "KUBEVPN_NODE_IP"
+	AgentPodVariable  = "KUBEVPN_POD"
 	// AgentInfoPortVariable is a port of 127.0.0.1 in the pod, which the owner has chosen. In its first minute, the
 	// agent sends every client there its latest AgentInfo, as a JSON line, and closes the connection. The owner
 	// connects by pods/portforward, because a container's log is available only up to a second after its start.
 	AgentInfoPortVariable = "KUBEVPN_INFO_PORT"
 )
+
+// AgentPod is what an agent must know of its pod's spec.
+type AgentPod struct {
+	Checks []interceptor.Check `json:"checks,omitempty"` // of the kubelet, that no User-Agent shows
+	Within bool                `json:"within,omitempty"` // several containers may call each other
+	Users  []uint32            `json:"users,omitempty"`  // of containers whose calls are, or may be, commands of probes
+}
 
 // IsAgent reports whether a container with that name is an agent.
 func IsAgent(container string) bool { return strings.HasPrefix(container, AgentPrefix) }

@@ -1,8 +1,8 @@
 package netfilter
 
 import (
+	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -25,17 +25,26 @@ func MetaIsNot(key expr.MetaKey, value []byte) []expr.Any {
 
 // DestinationIs matches packets to an address.
 func DestinationIs(a netip.Addr) []expr.Any {
-	family, offset := byte(unix.NFPROTO_IPV4), uint32(16) // RFC 791
-	if a.Is6() {
-		family, offset = unix.NFPROTO_IPV6, 24 // RFC 8200
+	return addressIn(netip.PrefixFrom(a, a.BitLen()), 16, 24)
+}
+
+// SourceIn matches packets from a network.
+func SourceIn(p netip.Prefix) []expr.Any { return addressIn(p, 12, 8) }
+
+// addressIn compares the address at an offset of the header: RFC 791, RFC 8200.
+func addressIn(p netip.Prefix, offset4, offset6 uint32) []expr.Any {
+	family, offset := byte(unix.NFPROTO_IPV4), offset4
+	if p.Addr().Is6() {
+		family, offset = unix.NFPROTO_IPV6, offset6
 	}
-	return slices.Concat(
-		MetaIs(expr.MetaKeyNFPROTO, []byte{family}),
-		[]expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset,
-				Len: uint32(a.BitLen() / 8)},
-			Equal(a.AsSlice()),
-		})
+	size := p.Addr().BitLen()
+	parts := append(MetaIs(expr.MetaKeyNFPROTO, []byte{family}), &expr.Payload{DestRegister: 1,
+		Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(size / 8)})
+	if p.Bits() < size {
+		parts = append(parts, &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: uint32(size / 8),
+			Mask: net.CIDRMask(p.Bits(), size), Xor: make([]byte, size/8)})
+	}
+	return append(parts, Equal(p.Masked().Addr().AsSlice()))
 }
 
 // Verdict ends a rule.

@@ -17,9 +17,8 @@ import (
 
 // Flush ends the applications' open connections on these ports, so that their clients connect again. It resets both
 // ends of a TCP connection; the next datagram of a UDP flow counts as its first. It returns the number of connections
-// and flows. It leaves alone connections that begin within the network namespace, such as those of Dial, which are
-// never redirected.
-func Flush(ports []Port) (n int, err error) {
+// and flows. It leaves alone the connections of Dial, by Config.Mark, and flows within the network namespace.
+func Flush(ports []Port, mark uint32) (n int, err error) {
 	var tcp, udp []uint16
 	for _, p := range ports {
 		switch p.Protocol {
@@ -32,7 +31,7 @@ func Flush(ports []Port) (n int, err error) {
 		}
 	}
 	if len(tcp) > 0 {
-		if n, err = flushTCP(tcp); err != nil {
+		if n, err = flushTCP(tcp, mark); err != nil {
 			err = fmt.Errorf("ending TCP connections (sock_diag): %w", err)
 		}
 	}
@@ -47,7 +46,7 @@ func Flush(ports []Port) (n int, err error) {
 }
 
 // Open returns the clients of the TCP connections that Flush would end.
-func Open(ports []Port) (clients []netip.AddrPort, err error) {
+func Open(ports []Port, mark uint32) (clients []netip.AddrPort, err error) {
 	var tcp []uint16
 	for _, p := range ports {
 		if p.Protocol == TCP {
@@ -59,7 +58,7 @@ func Open(ports []Port) (clients []netip.AddrPort, err error) {
 		return nil, fmt.Errorf("listing TCP connections (sock_diag): %w", err)
 	}
 	defer conn.Close()
-	open, err := fromOutsideTo(conn, tcp)
+	open, err := clientsOf(conn, tcp, mark)
 	for _, s := range open {
 		clients = append(clients, s.remote)
 	}
@@ -67,13 +66,13 @@ func Open(ports []Port) (clients []netip.AddrPort, err error) {
 }
 
 // flushTCP ends the applications' open TCP connections on these ports.
-func flushTCP(ports []uint16) (n int, err error) {
+func flushTCP(ports []uint16, mark uint32) (n int, err error) {
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
-	open, err := fromOutsideTo(conn, ports)
+	open, err := clientsOf(conn, ports, mark)
 	errs := []error{err}
 	for _, s := range open {
 		switch err := destroy(conn, s); {
@@ -87,9 +86,8 @@ func flushTCP(ports []uint16) (n int, err error) {
 	return n, errors.Join(errs...)
 }
 
-// fromOutsideTo returns the connections to these ports that begin outside of the network namespace. With an error, it
-// may lack some.
-func fromOutsideTo(conn *netlink.Conn, ports []uint16) (outside []socket, err error) {
+// clientsOf returns the connections to these ports but those of Dial. With an error, it may lack some.
+func clientsOf(conn *netlink.Conn, ports []uint16, mark uint32) (clients []socket, err error) {
 	var open []socket
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		sockets, err := tcpSockets(conn, family)
@@ -100,19 +98,19 @@ func fromOutsideTo(conn *netlink.Conn, ports []uint16) (outside []socket, err er
 	}
 	var errs []error
 	for _, s := range open {
-		if !slices.Contains(ports, s.local.Port()) || s.local.Addr().IsLoopback() {
+		if !slices.Contains(ports, s.local.Port()) {
 			continue
 		}
 		// The other end's socket exists before this one: if it is in this namespace, it can be found now.
-		within, err := exists(conn, s.remote, s.local)
+		dialed, err := existsMarked(conn, s.remote, s.local, mark)
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-		case !within:
-			outside = append(outside, s)
+		case !dialed:
+			clients = append(clients, s)
 		}
 	}
-	return outside, errors.Join(errs...)
+	return clients, errors.Join(errs...)
 }
 
 // socket is a TCP socket that has a peer. An IPv4 connection of a socket for both families is IPv4 here.
@@ -177,8 +175,8 @@ func tcpSockets(conn *netlink.Conn, family byte) ([]socket, error) {
 	return out, nil
 }
 
-// exists reports whether this network namespace has a socket with this local and this remote address.
-func exists(conn *netlink.Conn, local, remote netip.AddrPort) (bool, error) {
+// existsMarked reports whether this network namespace has a socket of Dial with this local and this remote address.
+func existsMarked(conn *netlink.Conn, local, remote netip.AddrPort, mark uint32) (bool, error) {
 	id := [48]byte{}
 	binary.BigEndian.PutUint16(id[0:], local.Port())
 	binary.BigEndian.PutUint16(id[2:], remote.Port())
@@ -205,10 +203,23 @@ func exists(conn *netlink.Conn, local, remote netip.AddrPort) (bool, error) {
 		// Without such a socket the kernel returns one that listens there.
 		if s, state, err := parseSocket(m.Data); err == nil && state != tcpListen && s.local == local &&
 			s.remote == remote {
-			return true, nil
+			is := parseMark(m.Data)
+			return is == mark || is == mark+1, nil
 		}
 	}
 	return false, nil
+}
+
+// parseMark reads an attribute after inet_diag_msg, which the kernel adds for CAP_NET_ADMIN. 0: there is none.
+func parseMark(b []byte) uint32 {
+	const header, inetDiagMark = 72, 15
+	attributes, _ := netlink.UnmarshalAttributes(b[min(header, len(b)):])
+	for _, a := range attributes {
+		if a.Type == inetDiagMark && len(a.Data) == 4 {
+			return binary.NativeEndian.Uint32(a.Data)
+		}
+	}
+	return 0
 }
 
 // destroy resets a connection, like `ss -K`.

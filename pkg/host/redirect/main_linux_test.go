@@ -31,7 +31,7 @@ const roleVariable = "KUBEVPN_TEST_ROLE"
 const timeout = 10 * time.Second
 
 func TestMain(m *testing.M) {
-	roles := map[string]func() error{"redirect": redirectRole, "unprivileged": unprivilegedRole}
+	roles := map[string]func() error{"redirect": redirectRole, "unprivileged": unprivilegedRole, "ask": askRole}
 	if role, ok := roles[os.Getenv(roleVariable)]; ok {
 		if err := role(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -122,7 +122,7 @@ func sysctl(t *testing.T, name, value string) {
 // open creates Redirects, and closes them with the test.
 func open(t *testing.T, name string) *Redirects {
 	t.Helper()
-	r, err := New(Config{Name: name, Mark: testMark})
+	r, err := New(Config{Name: name, Mark: testMark, Within: true, Exempt: []uint32{nobody.Uid}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +325,7 @@ func redirectRole() error {
 		}
 		lower = append(lower, f)
 	}
-	r, err := New(Config{Name: os.Args[1], Mark: testMark})
+	r, err := New(Config{Name: os.Args[1], Mark: testMark, Within: true})
 	if err != nil {
 		return err
 	}
@@ -338,7 +338,7 @@ func redirectRole() error {
 	if err := r.Transparent(); err != nil {
 		return err
 	}
-	if _, err := Flush([]Port{{TCP, 80}, {UDP, 53}}); err != nil {
+	if _, err := Flush([]Port{{TCP, 80}, {UDP, 53}}, testMark); err != nil {
 		return err
 	}
 	fmt.Println("ready")
@@ -382,6 +382,12 @@ func kill(t *testing.T, cmd *exec.Cmd) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // "signal: killed"
+}
+
+// askRole prints the answer to a question from within the pod.
+func askRole() error {
+	fmt.Println(within(os.Args[1], os.Args[2], net.Dialer{}))
+	return nil
 }
 
 // unprivilegedRole prints the error of New in a process without capabilities.

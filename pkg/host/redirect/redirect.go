@@ -1,11 +1,11 @@
 // Package redirect brings connections for an application to another port of the same network namespace, and lets the
 // program that serves that port connect to the application from the client's address.
 //
-//	client ── eth0 ─┬─ new, for a port of the map ──▶ local port: the redirector ──┐ from the client's address (Dial)
-//	                └─ everything else ─────────────▶ application ◀───────── lo ◀──┘
+//	client ─── eth0 ─┬─ new, for a port of the map ──▶ local port: the redirector ──┐ from the client's address (Dial)
+//	neighbor ─── lo ─┴─ everything else ─────────────▶ application ◀───────── lo ◀──┘
 //
-// It redirects new TCP connections and UDP flows to any address of the namespace, and they keep that address. It leaves
-// alone those that begin within the namespace, over loopback. It is Linux only.
+// It redirects new TCP connections and UDP flows to any address of the namespace, and they keep that address: those
+// from outside and, with Config.Within, those that begin within the namespace, but for Dial's. It is Linux only.
 //
 // The rules are in a netfilter.Table, which the kernel removes with the process: however the process dies, the
 // application has its ports back at once. It needs Linux 5.12 and CAP_NET_ADMIN.
@@ -14,6 +14,7 @@ package redirect
 import (
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 )
 
@@ -40,7 +41,18 @@ type Config struct {
 	// sockets, packets and conntrack entries of connections that keep the client's address, and is the number of a
 	// routing table. Neither may have another meaning in the network namespace.
 	Mark   uint32
+	Checks Checks
+	// Within also redirects what begins within the namespace, over loopback, unless the process has one of these users.
+	Within bool
+	Exempt []uint32
 	Logger *slog.Logger // nil: logs nothing
+}
+
+// Checks are connections that ask only whether the application listens, and close without a byte. Those that could be
+// such, from these networks to these TCP ports, are redirected only while a socket listens where they go.
+type Checks struct {
+	From  []netip.Prefix
+	Ports []uint16
 }
 
 // validate checks the argument of Set. Only the local port of a datagram tells which port it was for.

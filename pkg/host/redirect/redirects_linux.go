@@ -40,7 +40,7 @@ func New(cfg Config) (*Redirects, error) {
 		mark: cfg.Mark, diversion: diversion(cfg.Mark + 1), table: table,
 		logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 	}
-	if err := r.addRules(); err != nil {
+	if err := r.addRules(cfg); err != nil {
 		err = fmt.Errorf("cannot create the chains of a redirect (nf_tables with nat, fib and ct): %w", err)
 		return nil, errors.Join(err, table.Close())
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -79,20 +80,34 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 		}
 	}
 
-	// From within the pod nothing is redirected, with a mark or without one.
-	for _, d := range []net.Dialer{{}, {Control: control(func(fd int) error { return setMark(fd, testMark) })}} {
-		for _, tt := range []struct{ network, address, want string }{
-			{"tcp", "127.0.0.1:80", "app 127.0.0.1"},
-			{"tcp", "[::1]:80", "app ::1"},
-			{"tcp", "10.1.0.2:80", "app 10.1.0.2"},
-			{"tcp", "[fd00:1::2]:80", "app fd00:1::2"},
-			{"udp", "127.0.0.1:53", "app 127.0.0.1"},
-			{"udp", "10.1.0.2:53", "app 10.1.0.2"},
-			{"udp", "[fd00:1::2]:53", "app fd00:1::2"},
-		} {
-			check(t, "within: "+tt.network+" "+tt.address, within(tt.network, tt.address, d), tt.want)
+	// From within the pod as well, except for what Dial sends.
+	for _, tt := range []struct{ network, address, redirected, dialed string }{
+		{"tcp", "127.0.0.1:80", "us for 127.0.0.1:80", "app 127.0.0.1"},
+		{"tcp", "[::1]:80", "us for [::1]:80", "app ::1"},
+		{"tcp", "10.1.0.2:80", "us for 10.1.0.2:80", "app 10.1.0.2"},
+		{"tcp", "[fd00:1::2]:80", "us for [fd00:1::2]:80", "app fd00:1::2"},
+		{"udp", "127.0.0.1:53", "us 127.0.0.1", "app 127.0.0.1"},
+		{"udp", "[::1]:53", "us ::1", "app ::1"},
+		{"udp", "10.1.0.2:53", "us 10.1.0.2", "app 10.1.0.2"},
+		{"udp", "[fd00:1::2]:53", "us fd00:1::2", "app fd00:1::2"},
+		{"tcp", "127.0.0.123:80", "us for 127.0.0.123:80", "app 127.0.0.1"},
+		{"tcp", "127.0.0.1:81", "app 127.0.0.1", "app 127.0.0.1"},
+		{"udp", "127.0.0.1:80", "app 127.0.0.1", "app 127.0.0.1"},
+	} {
+		check(t, "within: "+tt.network+" "+tt.address, within(tt.network, tt.address, net.Dialer{}), tt.redirected)
+		for _, mark := range []uint32{testMark, testMark + 1} {
+			d := net.Dialer{Control: control(func(fd int) error { return setMark(fd, mark) })}
+			check(t, "marked: "+tt.network+" "+tt.address, within(tt.network, tt.address, d), tt.dialed)
 		}
 	}
+	for _, tt := range [][2]string{{"tcp", "127.0.0.1:80"}, {"udp", "127.0.0.1:53"}} { // such as a probe that runs a command
+		cmd := child("ask", tt[:]...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &nobody}
+		out, err := cmd.Output()
+		check(t, fmt.Sprintf("of an exempt user: %s %v", tt[0], err), strings.TrimSpace(string(out)), "app 127.0.0.1")
+	}
+	mesh := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 6)}}
+	check(t, "what a mesh's proxy passes on", within("tcp", "127.0.0.1:80", mesh), "app 127.0.0.6")
 
 	if diff := cmp.Diff(listed, testenv.Ruleset(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
@@ -151,15 +166,28 @@ const listed = `table inet test {
 
 	chain udp {
 		type filter hook prerouting priority dstnat - 10; policy accept;
-		iifname != "lo" fib daddr type local meta l4proto udp drop
-		iifname != "lo" fib daddr type local meta l4proto udp ct status ! confirmed ct mark set 0x4b560100
-		ct mark 0x4b560100 udp checksum 0 udp dport set udp dport map @udp accept
-		ct mark 0x4b560100 udp dport set udp dport map @udp
+		meta l4proto udp iifname != "lo" fib daddr type local drop
+		meta l4proto udp iifname != "lo" fib daddr type local ct status ! confirmed ct mark set 0x4b560100
+		ct mark 0x4b560100 ct direction original udp checksum 0 udp dport set udp dport map @udp accept
+		ct mark 0x4b560100 ct direction original udp dport set udp dport map @udp
 	}
 
 	chain output {
 		type filter hook output priority raw; policy accept;
 		udp sport set udp sport map @udp-back
+	}
+
+	chain tcp-within {
+		type nat hook output priority -90; policy accept;
+		meta skuid 65534 accept
+		fib daddr type local ip saddr 127.0.0.6 accept
+		fib daddr type local meta mark != 0x4b560100 meta mark != 0x4b560101 tcp flags syn / fin,syn,rst,ack dnat to :tcp dport map @tcp
+	}
+
+	chain udp-within {
+		type filter hook output priority -110; policy accept;
+		meta skuid 65534 accept
+		meta l4proto udp fib daddr type local meta mark != 0x4b560100 meta mark != 0x4b560101 ct status ! confirmed ct mark set 0x4b560100
 	}
 }
 `
@@ -256,17 +284,72 @@ func TestKilledProcessGivesPortsBack(t *testing.T) {
 		idle := p.connect("tcp", "10.1.0.2:80")
 		check(t, name+": TCP", ask(idle), "us for 10.1.0.2:80")
 		check(t, name+": UDP", ask(flow), "us 10.1.0.9")
+		neighbor, err := net.Dial("udp", "127.0.0.1:53")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer neighbor.Close()
+		check(t, name+": TCP within", within("tcp", "127.0.0.1:80", net.Dialer{}), "us for 127.0.0.1:80")
+		check(t, name+": UDP within", ask(neighbor), "us 127.0.0.1")
 		kill(t, h)
 		check(t, name+": TCP, killed", p.ask("tcp", "10.1.0.2:80"), "app 10.1.0.9")
 		check(t, name+": IPv6, killed", p.ask("tcp", "[fd00:1::2]:80"), "app fd00:1::9")
 		check(t, name+": UDP, killed", p.ask("udp", "10.1.0.2:53"), "app 10.1.0.9")
 		check(t, name+": UDP of the same socket, killed", ask(flow), "app 10.1.0.9")
+		check(t, name+": TCP within, killed", within("tcp", "127.0.0.1:80", net.Dialer{}), "app 127.0.0.1")
+		check(t, name+": UDP within, killed", ask(neighbor), "app 127.0.0.1")
 		// A client that only reads gets an error.
 		if _, err := idle.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: a connection that was redirected: %v", name, err)
 		}
 		idle.Close()
 	}
+}
+
+// A connection that may only ask whether the application listens is answered as without a redirect.
+func TestChecksSeeWhetherTheApplicationListens(t *testing.T) {
+	if !testenv.InNamespace(t) {
+		return
+	}
+	p := newPod(t)
+	serve(t, redirector(8080)...)
+	serve(t, application(80)...)
+	r, err := New(Config{Name: "test", Mark: testMark, Checks: Checks{Ports: []uint16{80, 81}, From: []netip.Prefix{
+		netip.MustParsePrefix("10.1.0.9/32"), netip.MustParsePrefix("fd00:1::/64"),
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	set(t, r, map[Port]uint16{web: 8080, {TCP, 81}: 8080, {TCP, 82}: 8080})
+	routed := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(203, 0, 113, 7)}} // by the node, from another host
+	asks := func(port, want string) {
+		t.Helper()
+		for _, to := range []string{"10.1.0.2:" + port, "[fd00:1::2]:" + port} {
+			if got := p.ask("tcp", to); !strings.HasSuffix(got, want) || want == "" && got != "us for "+to {
+				t.Errorf("from the node to %s: %s", to, got)
+			}
+		}
+		c, err := p.dial("tcp", "10.1.0.2:"+port, routed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		check(t, "from elsewhere to "+port, ask(c), "us for 10.1.0.2:"+port)
+	}
+	asks("80", "")
+	asks("81", "connection refused")
+	asks("82", "") // the kubelet does not check it
+	later := server{TCP, ":81", "app", nil}
+	stop, err := later.start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	asks("81", "")
+	stop()
+	asks("81", "connection refused")
+	set(t, r, nil)
+	check(t, "after Set of nothing", p.ask("tcp", "10.1.0.2:80"), "app 10.1.0.9")
 }
 
 // If another program redirects the same port, for example a mesh, its redirect comes first.
@@ -287,7 +370,7 @@ func TestRedirectsOfOthersStay(t *testing.T) {
 	check(t, "theirs and ours", p.ask("tcp", "10.1.0.2:80"), "mesh 10.1.0.9")
 	check(t, "theirs and ours, IPv6", p.ask("tcp", "[fd00:1::2]:80"), "mesh fd00:1::9")
 	check(t, "theirs, another port", p.ask("tcp", "10.1.0.2:81"), "mesh 10.1.0.9")
-	check(t, "within", within("tcp", "10.1.0.2:80", net.Dialer{}), "app 10.1.0.2")
+	check(t, "within", within("tcp", "10.1.0.2:80", net.Dialer{}), "us for 10.1.0.2:80")
 	for _, program := range []string{"iptables-nft", "ip6tables-nft"} { // theirs, except for our port
 		testenv.Run(t, program+" -t nat -R PREROUTING 1 -p tcp ! --dport 80 -j REDIRECT --to-ports 15006")
 	}

@@ -37,7 +37,10 @@ func OriginalDestination(*net.TCPConn) (netip.AddrPort, error) {
 }
 
 // Flush returns errors.ErrUnsupported.
-func Flush([]Port) (int, error) { return 0, errors.ErrUnsupported }
+func Flush([]Port, uint32) (int, error) { return 0, errors.ErrUnsupported }
 
 // Open is only supported on Linux.
-func Open([]Port) ([]netip.AddrPort, error) { return nil, errors.ErrUnsupported }
+func Open([]Port, uint32) ([]netip.AddrPort, error) { return nil, errors.ErrUnsupported }
+
+// Neighbors returns errors.ErrUnsupported.
+func Neighbors(...netip.Addr) ([]netip.Prefix, error) { return nil, errors.ErrUnsupported }

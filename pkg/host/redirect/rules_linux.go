@@ -2,6 +2,7 @@ package redirect
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"slices"
 
 	"kubevpn/pkg/host/netfilter"
@@ -34,21 +35,45 @@ const ctConfirmed = 1 << 3
 //	  map udp-back { type inet_service : inet_service }        # local port → port
 //
 //	  chain tcp { type nat hook prerouting priority -90
-//	    iifname != "lo" fib daddr type local tcp flags & (fin|syn|rst|ack) == syn dnat to :tcp dport map @tcp
+//	    iifname != "lo" fib daddr type local SYN CHECK SOCKET dnat to :tcp dport map @tcp
+//	    iifname != "lo" fib daddr type local SYN CHECK accept
+//	    iifname != "lo" fib daddr type local SYN dnat to :tcp dport map @tcp
+//	  }
+//	  chain tcp-within { type nat hook output priority -90     # this chain and udp-within: only with Config.Within
+//	    meta skuid USER accept                                 # for each of Config.Exempt
+//	    fib daddr type local ip saddr 127.0.0.6 accept
+//	    fib daddr type local meta mark != MARK meta mark != DIVERT SYN dnat to :tcp dport map @tcp
 //	  }
 //	  chain udp { type filter hook prerouting priority -110
-//	    iifname != "lo" fib daddr type local udp dport map @udp-back drop
-//	    iifname != "lo" fib daddr type local udp dport map @udp ct status ! confirmed ct mark set MARK
-//	    ct mark MARK udp dport set udp dport map @udp
+//	    udp dport map @udp-back iifname != "lo" fib daddr type local drop
+//	    udp dport map @udp iifname != "lo" fib daddr type local ct status ! confirmed ct mark set MARK
+//	    ct mark MARK ct direction original udp dport set udp dport map @udp
+//	  }
+//	  chain udp-within { type filter hook output priority -110
+//	    meta skuid USER accept
+//	    udp dport map @udp fib daddr type local meta mark != MARK meta mark != DIVERT
+//	      ct status ! confirmed ct mark set MARK
 //	  }
 //	  chain output { type filter hook output priority raw
 //	    udp sport set udp sport map @udp-back
 //	  }
 //	}
 //
-// Transparent adds what divert shows.
+// The way of packets: the chains on it are in brackets.
 //
-// Only a SYN is redirected, because conntrack may begin with this table: then an older connection looks new to it.
+//	client ── eth0 ──────────────── [tcp] [udp] ──▶ redirector ── Dial: MARK or DIVERT ─┐
+//	                                         └────▶ application ◀── lo ◀────────────────┘ no chain matches
+//	another container ── [tcp-within] [udp-within] ── lo ── [udp] ──▶ redirector
+//	redirector ── [output] ──▶ the client, from the port that it asked
+//
+// SYN is "tcp flags & (fin|syn|rst|ack) == syn". Only a SYN is redirected, because conntrack may begin with this table:
+// then an older connection looks new to it.
+//
+// CHECK is Config.Checks: a source and a port. SOCKET looks for the socket that would get the packet: without one, it
+// ends the rule, and the kernel rejects the SYN.
+//
+// 127.0.0.6 is where the proxy of Istio's mesh connects from to the application. What it passes on came from outside,
+// also what its redirect, which comes first, took from the kubelet; so the redirect leaves both to the mesh.
 //
 // A datagram that a client sends to the local port itself is dropped, because it would look like a redirected one.
 // (For TCP, OriginalDestination tells them apart.)
@@ -56,7 +81,9 @@ const ctConfirmed = 1 << 3
 // UDP uses no NAT, because NAT would outlive the table: as long as the client goes on sending, conntrack would rewrite
 // its datagrams to a port on which no program listens. Instead the table sets conntrack's mark on the flows that it
 // redirects, which began since. It rewrites the ports of each packet where conntrack does not see it.
-func (r *Redirects) addRules() error {
+//
+// Transparent adds what divert shows.
+func (r *Redirects) addRules(cfg Config) error {
 	for _, m := range []struct {
 		name string
 		set  **nftables.Set
@@ -69,53 +96,108 @@ func (r *Redirects) addRules() error {
 			return err
 		}
 	}
-	r.addTCPRules()
+	tcp := r.table.Chain("tcp", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, tcpPriority)
+	if err := r.table.Flush(); err != nil {
+		return err
+	}
+	r.addCheckRules(tcp, cfg.Checks)
+	r.table.Rule(tcp, fromOutside(), begins(), r.toLocalPort())
 	r.addUDPRules()
+	if cfg.Within {
+		r.addWithin(cfg.Exempt)
+	}
 	return r.table.Flush()
+}
+
+// local matches packets to an address of this network namespace.
+func local() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+		netfilter.Equal(binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)),
+	}
 }
 
 // fromOutside matches packets from another network namespace to an address of this one.
 func fromOutside() []expr.Any {
-	return append(
-		netfilter.MetaIsNot(expr.MetaKeyIIFNAME, netfilter.InterfaceName("lo")),
-		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
-		netfilter.Equal(binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)))
+	return append(netfilter.MetaIsNot(expr.MetaKeyIIFNAME, netfilter.InterfaceName("lo")), local()...)
 }
 
-func (r *Redirects) addTCPRules() {
-	t := r.table
-	tcp := t.Chain("tcp", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, tcpPriority)
-	t.Rule(tcp,
-		fromOutside(),
-		netfilter.MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}),
-		[]expr.Any{
-			load(13, 1),
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{fin | syn | rst | ack},
-				Xor: []byte{0}},
-			netfilter.Equal([]byte{syn}),
-		},
-		mapped(destinationPort, r.tcp),
-		[]expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_INET, RegProtoMin: 2}})
+// fromWithin matches packets from this network namespace to itself, but not those of Dial.
+func (r *Redirects) fromWithin() []expr.Any {
+	return slices.Concat(local(),
+		netfilter.MetaIsNot(expr.MetaKeyMARK, binaryutil.NativeEndian.PutUint32(r.mark)),
+		netfilter.MetaIsNot(expr.MetaKeyMARK, binaryutil.NativeEndian.PutUint32(uint32(r.diversion))))
 }
 
-func (r *Redirects) addUDPRules() {
-	t := r.table
-	udp := t.Chain("udp", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, udpPriority)
-	isUDP := netfilter.MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_UDP})
-	t.Rule(udp, fromOutside(), isUDP, mapped(destinationPort, r.udpBack), netfilter.Verdict(expr.VerdictDrop))
-	t.Rule(udp,
-		fromOutside(), isUDP,
-		[]expr.Any{
+// begins matches the first packet of a TCP connection.
+func begins() []expr.Any {
+	return append(netfilter.MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}),
+		load(13, 1),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{fin | syn | rst | ack}, Xor: []byte{0}},
+		netfilter.Equal([]byte{syn}))
+}
+
+// toLocalPort redirects what the map tcp has.
+func (r *Redirects) toLocalPort() []expr.Any {
+	return append(mapped(destinationPort, r.tcp),
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_INET, RegProtoMin: 2})
+}
+
+// addCheckRules redirects what Checks names only while a socket listens. A kernel without NFT_SOCKET redirects none of
+// it.
+func (r *Redirects) addCheckRules(tcp *nftables.Chain, checks Checks) {
+	each := func(end []expr.Any) {
+		for _, from := range checks.From {
+			for _, port := range checks.Ports {
+				r.table.Rule(tcp, fromOutside(), begins(), netfilter.SourceIn(from),
+					[]expr.Any{load(destinationPort, 2), netfilter.Equal(portBytes(port))}, end)
+			}
+		}
+	}
+	each(append([]expr.Any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1}}, r.toLocalPort()...))
+	if err := r.table.Flush(); err != nil {
+		r.logger.Warn("connections from the node to ports that the kubelet checks by a connection alone are not "+
+			"redirected: the kernel has no NFT_SOCKET", "error", err)
+	}
+	each(netfilter.Verdict(expr.VerdictAccept))
+}
+
+// addWithin adds the rules for what begins within the network namespace.
+func (r *Redirects) addWithin(exempt []uint32) {
+	tcp := r.table.Chain("tcp-within", nftables.ChainTypeNAT, nftables.ChainHookOutput, tcpPriority)
+	udp := r.table.Chain("udp-within", nftables.ChainTypeFilter, nftables.ChainHookOutput, udpPriority)
+	accept := netfilter.Verdict(expr.VerdictAccept)
+	for _, user := range exempt {
+		is := netfilter.MetaIs(expr.MetaKeySKUID, binaryutil.NativeEndian.PutUint32(user))
+		r.table.Rule(tcp, is, accept)
+		r.table.Rule(udp, is, accept)
+	}
+	r.table.Rule(tcp, local(), netfilter.SourceIn(netip.MustParsePrefix("127.0.0.6/32")), accept)
+	r.table.Rule(tcp, r.fromWithin(), begins(), r.toLocalPort())
+	r.table.Rule(udp, r.newFlow(r.fromWithin()))
+}
+
+// newFlow marks a new UDP flow to a port of the map. Each packet passes this rule, which looks for the port before the
+// kernel looks for a route.
+func (r *Redirects) newFlow(from []expr.Any) []expr.Any {
+	return slices.Concat(netfilter.MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_UDP}),
+		mapped(destinationPort, r.udp), from, []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
 			&expr.Bitwise{
 				SourceRegister: 1, DestRegister: 1, Len: 4,
 				Mask: binaryutil.NativeEndian.PutUint32(ctConfirmed), Xor: make([]byte, 4),
 			},
 			netfilter.Equal(make([]byte, 4)),
-		},
-		mapped(destinationPort, r.udp),
-		setCtMark(r.mark))
-	ours := slices.Concat(isUDP, ctMarkIs(r.mark))
+		}, setCtMark(r.mark))
+}
+
+func (r *Redirects) addUDPRules() {
+	t := r.table
+	udp := t.Chain("udp", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, udpPriority)
+	isUDP := netfilter.MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_UDP})
+	t.Rule(udp, isUDP, mapped(destinationPort, r.udpBack), fromOutside(), netfilter.Verdict(expr.VerdictDrop))
+	t.Rule(udp, r.newFlow(fromOutside()))
+	ours := slices.Concat(isUDP, ctMarkIs(r.mark), ctDirectionIs(ctOriginal)) // an answer over lo comes here, too
 	// A datagram without a checksum stays without one.
 	t.Rule(udp,
 		ours,
@@ -179,7 +261,7 @@ func (r *Redirects) divert() error {
 			*nftables.ChainPriorityMangle)
 		r.table.Rule(c, netfilter.MetaIs(expr.MetaKeyMARK, mark), setCtMark(uint32(r.diversion)))
 		r.table.Rule(c,
-			[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, netfilter.Equal([]byte{ctReply})},
+			ctDirectionIs(ctReply),
 			ctMarkIs(uint32(r.diversion)),
 			[]expr.Any{
 				&expr.Immediate{Register: 1, Data: mark},
@@ -257,6 +339,10 @@ func rewrite(offset uint32, checksum expr.PayloadCsumType) *expr.Payload {
 		OperationType: expr.PayloadWrite, SourceRegister: 2, Base: expr.PayloadBaseTransportHeader,
 		Offset: offset, Len: 2, CsumType: checksum, CsumOffset: udpChecksum,
 	}
+}
+
+func ctDirectionIs(direction byte) []expr.Any {
+	return []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, netfilter.Equal([]byte{direction})}
 }
 
 func ctMarkIs(mark uint32) []expr.Any {

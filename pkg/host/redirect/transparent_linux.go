@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -105,6 +106,24 @@ func localAddrs() ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
+}
+
+// Neighbors returns these addresses of other hosts, those of the network namespace's routers, and all link-local ones.
+// With an error, it may lack routers.
+func Neighbors(addrs ...netip.Addr) (near []netip.Prefix, err error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	for _, route := range routes {
+		if a, ok := netip.AddrFromSlice(route.Gw); ok {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	near = []netip.Prefix{netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("fe80::/10")}
+	for _, a := range addrs {
+		if p := netip.PrefixFrom(a, a.BitLen()); !slices.ContainsFunc(near, p.Overlaps) {
+			near = append(near, p)
+		}
+	}
+	return near, err
 }
 
 // rule returns the routing rule that, with route, delivers packets with the mark to this host, whatever their

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -243,7 +244,7 @@ func TestRedirectsWorkWithoutIPv6(t *testing.T) {
 	set(t, r, map[Port]uint16{web: 8080})
 	check(t, "IPv4", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
 	check(t, "keeping addresses", from(t, r, TCP, "203.0.113.7", "10.1.0.2:80"), "app 203.0.113.7")
-	if n, err := Flush([]Port{web, dns}); err != nil || n != 0 {
+	if n, err := Flush([]Port{web, dns}, testMark); err != nil || n != 0 {
 		t.Errorf("Flush: %d, %v", n, err)
 	}
 	if err := r.Close(); err != nil {
@@ -330,7 +331,29 @@ func TestTwoProcessesEndWithoutTakingFromEachOther(t *testing.T) {
 	}
 }
 
-func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
+func TestNeighborsAreRoutersAndLinkLocal(t *testing.T) {
+	if !testenv.InNamespace(t) {
+		return
+	}
+	newPod(t)
+	near, err := Neighbors(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("169.254.1.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for addr, want := range map[string]bool{
+		"192.0.2.1": true, "10.1.0.9": true, "fd00:1::9": true, "169.254.169.252": true, "fe80::1": true,
+		"192.0.2.2": false, "10.1.0.8": false, "10.1.0.2": false,
+	} {
+		if got := slices.ContainsFunc(near, func(p netip.Prefix) bool { return p.Contains(netip.MustParseAddr(addr)) }); got != want {
+			t.Errorf("%s: %v", addr, got)
+		}
+	}
+	if len(near) != 5 {
+		t.Errorf("%v", near)
+	}
+}
+
+func TestFlushEndsAllConnectionsButRedirectedOnes(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -357,6 +380,14 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 	}
 	defer fixed.Close()
 	old["from the port of a listener"] = fixed
+	for _, to := range []string{"10.1.0.2:80", "127.0.0.1:80", "[::1]:80"} {
+		c, err := net.Dial("tcp", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		old["within, to "+to] = c
+	}
 	flow, otherPort := p.connect("udp", "10.1.0.2:53"), p.connect("tcp", "10.1.0.2:82")
 	for what, c := range old {
 		if got := ask(c); !strings.HasPrefix(got, "app ") {
@@ -370,7 +401,7 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 	redirectedFlow := p.connect("udp", "10.1.0.2:53")
 	check(t, "redirected UDP", ask(redirectedFlow), "us 10.1.0.9")
 
-	// These stay: redirected connections, and those that begin in the pod.
+	// These stay: redirected connections, and those of Dial.
 	kept := map[string]net.Conn{"another port": otherPort, "redirected": redirected}
 	dial := func(what string, c net.Conn, err error) {
 		t.Helper()
@@ -382,7 +413,9 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 	}
 	for _, to := range []string{"10.1.0.2:80", "[fd00:1::2]:80", "127.0.0.1:80", "[::1]:80"} {
 		c, err := net.Dial("tcp", to)
-		dial("within, to "+to, c, err)
+		dial("redirected within, to "+to, c, err)
+		c, err = r.Dial(t.Context(), TCP, netip.Addr{}, netip.MustParseAddrPort(to))
+		dial("Dial within, to "+to, c, err)
 	}
 	for client, to := range map[string]string{"203.0.113.7": "10.1.0.2:80", "2001:db8::7": "[fd00:1::2]:80"} {
 		c, err := r.Dial(t.Context(), TCP, netip.MustParseAddr(client), netip.MustParseAddrPort(to))
@@ -395,7 +428,7 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 		answers[what] = ask(c)
 	}
 
-	n, err := Flush([]Port{web, {TCP, 81}, dns})
+	n, err := Flush([]Port{web, {TCP, 81}, dns}, testMark)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -412,10 +445,10 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 	for what, c := range kept {
 		check(t, what, ask(c), answers[what])
 	}
-	if n, err := Flush([]Port{web, dns}); n != 0 || err != nil {
+	if n, err := Flush([]Port{web, dns}, testMark); n != 0 || err != nil {
 		t.Errorf("again: %d, %v", n, err)
 	}
-	if _, err := Flush([]Port{{"sctp", 80}}); err == nil {
+	if _, err := Flush([]Port{{"sctp", 80}}, testMark); err == nil {
 		t.Error("Flush accepted sctp")
 	}
 }
