@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,7 +18,7 @@ import (
 )
 
 func (i *Intercept) agent() workloads.Agent {
-	return workloads.Agent{Image: i.image, Owner: i.identity.hash, OwnerName: i.cfg.Owner}
+	return workloads.Agent{Image: i.image, Owner: i.identity.hash, OwnerName: i.cfg.Owner, Container: i.container}
 }
 
 // chooseMode chooses how agents get into the pods, before the intercept changes any pod.
@@ -54,9 +56,40 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 	i.mu.Unlock()
 	done("%s: %s", mode, reason)
 	if mode == api.ModeSidecar {
+		if err := i.checkWithin(); err != nil {
+			return err
+		}
 		return i.rollOut(ctx)
 	}
 	return nil
+}
+
+// checkWithin returns an error if no Service sends to the ports, but some to those of other containers, which may pass
+// requests on within the pod: a sidecar does not receive these. It warns if some Services send to the ports.
+func (i *Intercept) checkWithin() error {
+	direct := false
+	var ways []string
+	for _, p := range i.workload.Ports() {
+		claimed := slices.Contains(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Port})
+		for _, s := range p.Services {
+			direct = direct || claimed
+			if !claimed && p.Container != i.container && len(i.workload.Template.Spec.Containers) > 1 {
+				ways = append(ways, fmt.Sprintf("the Service %s sends to port %d of container %s", s.Service, p.Port,
+					cmp.Or(p.Container, "(none declares it)")))
+			}
+		}
+	}
+	err := api.Errorf(api.ExitIntercept,
+		"a sidecar does not receive what other containers of the pod pass on to %s: %s", i.container,
+		strings.Join(ways, ", "))
+	switch {
+	case len(ways) == 0:
+		return nil
+	case direct:
+		i.warn(err.Message)
+		return nil
+	}
+	return err.WithHint("Use --mode ephemeral where the cluster admits it, or intercept the port of the Service.")
 }
 
 // maxGonePods is how many pods chooseByPod asks about that are deleted meanwhile.
@@ -127,6 +160,11 @@ type podAgent struct {
 func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, replaced []string) (podAgent, error) {
 	if name := sidecarOf(pod, i.identity.hash); name != "" {
 		return podAgent{container: name, sidecar: true}, nil
+	}
+	if untold := workloads.Untold(pod, i.container); len(untold) > 0 && len(i.claim.Match.Headers) == 0 && !i.claim.Mirror {
+		i.warn(fmt.Sprintf("if %s asks an intercepted port within the pod, this machine receives that, as it does "+
+			"calls of other containers; --headers, or a user of its own for the container, keeps it with the "+
+			"application", strings.Join(untold, " or ")))
 	}
 	a := i.agent()
 	a.Replaced = replaced

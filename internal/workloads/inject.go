@@ -3,6 +3,7 @@ package workloads
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -26,6 +27,9 @@ type Agent struct {
 	// InfoPort is the port of the pod's loopback address on which the agent sends the lines of its log for a while; 0:
 	// none. See api.AgentInfoPortVariable.
 	InfoPort uint16
+	// Container is the intercepted one.
+	Container string
+	pod       api.AgentPod
 	// Replaced are the container names of the owner's agents that are about to end. Inject ignores them.
 	Replaced []string
 }
@@ -58,11 +62,12 @@ func Restricted() *corev1.SecurityContext {
 // overrides the pod's defaults, such as a user and runAsNonRoot.
 func (a Agent) container(name string) corev1.EphemeralContainer {
 	c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-		Name:                     name,
-		Image:                    a.Image,
-		ImagePullPolicy:          corev1.PullIfNotPresent,
-		Args:                     []string{"agent"},
-		Env:                      a.Environment(),
+		Name:            name,
+		Image:           a.Image,
+		ImagePullPolicy: corev1.PullIfNotPresent,
+		Args:            []string{"agent"},
+		Env: append(a.Environment(), corev1.EnvVar{Name: api.AgentNodeVariable, ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.hostIP"}}}),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
 			RunAsUser:                new(int64(0)),
@@ -75,6 +80,10 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 	}}
+	if len(a.pod.Checks) > 0 || a.pod.Within {
+		raw, _ := json.Marshal(a.pod) // it has nothing that JSON lacks
+		c.Env = append(c.Env, corev1.EnvVar{Name: api.AgentPodVariable, Value: Literal(string(raw))})
+	}
 	if a.InfoPort != 0 {
 		c.Env = append(c.Env, corev1.EnvVar{Name: api.AgentInfoPortVariable, Value: strconv.Itoa(int(a.InfoPort))})
 	}
@@ -156,6 +165,7 @@ func (c Client) Inject(ctx context.Context, pod *corev1.Pod, a Agent) (container
 }
 
 func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool) (name string, added bool, err error) {
+	a.pod, _ = describe(p.Spec, a.Container)
 	name, added, err = a.ephemeral().Add(ctx, r.kube, p, dry)
 	if err != nil {
 		err = refusal(p, err, "the traffic agent", "`--mode sidecar` needs no capability, and restarts the pods.")
