@@ -9,6 +9,9 @@
 //	          /price     JSON: {"total", "at", "items": [{"id", "name"}]}: at and id vary, total is what -price says
 //	          /download  ?bytes=N zeros, with their SHA-256 in a trailer
 //	          /hold      a head, and then nothing until the client goes
+//	          /login     200; /moved redirects to it
+//	          /seen      how many requests came, by their User-Agent's first word
+//	          /deafen    9001/tcp no longer listens
 //	9002/tcp  HTTP/1.1 by hand: each head is answered with itself
 //	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
 //	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
@@ -18,12 +21,13 @@
 //	9001/udp  answers each datagram with "NAME: " and the datagram
 //	5300/udp  DNS: every question is answered with the TXT record "NAME"
 //
-// With -mesh it is a service mesh's proxy instead, as Istio's is to packets: connections that are redirected to 15006
-// go on to where they were for, from 127.0.0.6.
+// With -http PORT it serves only HTTP, there. With -mesh it is a service mesh's proxy instead, as Istio's is to
+// packets: connections that are redirected to 15006 go on to where they were for, from 127.0.0.6.
 package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -39,6 +43,8 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -49,6 +55,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
@@ -62,15 +70,23 @@ type app struct {
 	price string // as JSON
 
 	began time.Time
+
+	only string        // the port of HTTP, the only one; empty: all
+	deaf chan struct{} // closed by /deafen
+
+	mu   sync.Mutex
+	seen map[string]int
 }
 
 func main() {
-	a := app{began: time.Now()}
+	a := app{began: time.Now(), deaf: make(chan struct{}), seen: make(map[string]int)}
 	flag.StringVar(&a.name, "name", "", "who answers; empty: the host's name")
 	flag.StringVar(&a.host, "host", os.Getenv("LISTEN_HOST"), "address to listen on; empty: all ($LISTEN_HOST)")
 	flag.StringVar(&a.cert, "cert", os.Getenv("TLS_CERT"), "file of a certificate, for 8443 ($TLS_CERT)")
 	flag.StringVar(&a.key, "key", os.Getenv("TLS_KEY"), "file of its key ($TLS_KEY)")
 	flag.StringVar(&a.price, "price", "10.5", "total of /price, as JSON")
+	flag.StringVar(&a.only, "http", "", "serve only HTTP, at this port")
+	ask := flag.String("get", "", "ask this URL, and end with 1 unless the answer is 200")
 	mesh := flag.Bool("mesh", false, "be a mesh's proxy")
 	flag.Parse()
 	if a.name == "" {
@@ -79,6 +95,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	run := a.run
+	if *ask != "" {
+		run = func(context.Context) error { return get(*ask) }
+	}
 	if *mesh {
 		run = runMesh
 	}
@@ -93,7 +112,10 @@ func (a *app) run(ctx context.Context) error {
 	many := &http2.Server{MaxConcurrentStreams: 5000} //nolint:staticcheck // as below
 	upgrading := h2c.NewHandler(handler, many)        //nolint:staticcheck // net/http serves no Upgrade: h2c
 	plain := &http.Server{Handler: upgrading, MaxHeaderBytes: 1 << 20}
-	a.serve(ctx, g, "8080", plain.Serve, plain.Close)
+	a.serve(ctx, g, cmp.Or(a.only, "8080"), plain.Serve, plain.Close)
+	if a.only != "" {
+		return g.Wait()
+	}
 	if a.cert != "" {
 		secure := &http.Server{Handler: handler}
 		a.serve(ctx, g, "8443", func(l net.Listener) error { return secure.ServeTLS(l, a.cert, a.key) }, secure.Close)
@@ -125,6 +147,18 @@ func (a *app) run(ctx context.Context) error {
 	return nil
 }
 
+func get(url string) error {
+	resp, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
 func (a *app) serve(ctx context.Context, g *errgroup.Group, port string, serve func(net.Listener) error,
 	end func() error) {
 	g.Go(func() error {
@@ -140,6 +174,7 @@ func (a *app) serve(ctx context.Context, g *errgroup.Group, port string, serve f
 func (a *app) serveCalls(ctx context.Context, g *errgroup.Group, port string, options ...grpc.ServerOption) {
 	calls := grpc.NewServer(options...)
 	testgrpc.RegisterTestServiceServer(calls, &testService{name: a.name})
+	healthpb.RegisterHealthServer(calls, health.NewServer())
 	reflection.Register(calls)
 	a.serve(ctx, g, port, calls.Serve, func() error { calls.Stop(); return nil })
 }
@@ -148,8 +183,14 @@ func (a *app) serveConns(ctx context.Context, g *errgroup.Group, port string, ha
 	end := make(chan func() error, 1)
 	a.serve(ctx, g, port, func(l net.Listener) error {
 		end <- l.Close
+		if port == "9001" {
+			go func() { <-a.deaf; l.Close() }()
+		}
 		for {
 			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return nil
+			}
 			if err != nil {
 				return err
 			}
@@ -173,7 +214,26 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("/download", a.download)
 	mux.HandleFunc("/price", a.quote)
 	mux.HandleFunc("/hold", hold)
-	return mux
+	mux.HandleFunc("/login", a.describe)
+	mux.Handle("/moved", http.RedirectHandler("/login", http.StatusFound))
+	mux.HandleFunc("/deafen", func(http.ResponseWriter, *http.Request) { close(a.deaf) })
+	mux.HandleFunc("/seen", func(w http.ResponseWriter, _ *http.Request) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if err := json.NewEncoder(w).Encode(a.seen); err != nil {
+			log.Print(err)
+		}
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		agent, _, _ := strings.Cut(r.UserAgent(), " ")
+		if r.TLS != nil {
+			agent = "tls " + agent
+		}
+		a.mu.Lock()
+		a.seen[agent+" "+r.URL.Path]++
+		a.mu.Unlock()
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // described is what / answers.
