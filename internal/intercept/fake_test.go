@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -157,7 +158,7 @@ func (w *world) addPodWithSpec(name string, spec corev1.PodSpec) *corev1.Pod {
 		Spec:       spec,
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.244.0.%d", n)},
 	}
-	p.Spec.NodeName, p.Annotations = w.place, w.annotations
+	p.Spec.NodeName, p.Annotations, p.Status.PodIPs = w.place, w.annotations, []corev1.PodIP{{IP: p.Status.PodIP}}
 	w.list = append(w.list, p)
 	w.logged[p.UID] = make(chan struct{})
 	w.notify()
@@ -438,9 +439,10 @@ func (w *world) FollowLog(ctx context.Context, log workloads.Log, line func(stri
 func (w *world) at(addr netip.Addr) *fakeAgent {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	vip := strings.HasPrefix(addr.String(), "10.96.")
 	for _, p := range w.list {
-		if p.Status.PodIP == addr.String() || addr.String() == clusterIP {
-			if a := w.agents[p.UID]; a != nil || addr.String() != clusterIP {
+		if vip || slices.ContainsFunc(p.Status.PodIPs, func(ip corev1.PodIP) bool { return ip.IP == addr.String() }) {
+			if a := w.agents[p.UID]; a != nil || !vip {
 				return a
 			}
 		}

@@ -50,6 +50,11 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 	if err := i.checkPull(ctx, mode); err != nil {
 		return err
 	}
+	if mode == api.ModeSidecar {
+		if err := i.checkSidecarWays(ctx, reason); err != nil {
+			return err
+		}
+	}
 	i.mu.Lock()
 	i.status.Mode, i.status.ModeReason = mode, reason
 	i.changed.Send()

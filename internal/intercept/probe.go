@@ -186,48 +186,44 @@ func (pr prober) exchange(ctx context.Context, to target, preface []byte) (verdi
 	return probeBypassed, fmt.Errorf("%w: %w", errBypassed, err)
 }
 
-// probedPorts returns one TCP and one UDP port of the pods that receives claimed requests, as far as they exist.
-func (i *Intercept) probedPorts() []api.AgentPort {
-	var ports []api.AgentPort
-	for _, protocol := range []string{"tcp", "udp"} {
-		if n := slices.IndexFunc(i.claim.Ports, func(p api.AgentPort) bool { return p.Protocol == protocol }); n >= 0 {
-			p := i.claim.Ports[n]
-			ports = append(ports, api.AgentPort{Protocol: protocol, Port: cmp.Or(p.Listen, p.Port)})
+// verifyPod checks with probes that connections to the pod reach its agent, as those of clients which have its address
+// from a headless Service do. If no address can be reached, it warns that the result is unknown.
+func (i *Intercept) verifyPod(ctx context.Context, c *podIntercept) error {
+	var targets []target
+	for _, ip := range c.latest().Status.PodIPs {
+		addr, err := netip.ParseAddr(ip.IP)
+		if err != nil {
+			return fmt.Errorf("parsing the address of pod %s: %w", c.name, err)
+		}
+		for _, p := range i.claim.Ports {
+			targets = append(targets, target{p.Protocol, netip.AddrPortFrom(addr, cmp.Or(p.Listen, p.Port))})
 		}
 	}
-	return ports
-}
-
-// verifyPod checks with probes that connections to the pod reach its agent. If no address can be reached, it warns that
-// the result is unknown.
-func (i *Intercept) verifyPod(ctx context.Context, c *podIntercept) error {
-	ports := i.probedPorts()
-	errs := make([]error, len(ports))
+	errs := make([]error, len(targets))
 	var probing sync.WaitGroup
-	for n, p := range ports {
-		probing.Go(func() { errs[n] = i.verifyPort(ctx, c, p) })
+	for n, to := range targets {
+		probing.Go(func() { errs[n] = i.verifyTarget(ctx, c, to) })
 	}
 	probing.Wait()
 	return cmp.Or(errs...)
 }
 
-func (i *Intercept) verifyPort(ctx context.Context, c *podIntercept, p api.AgentPort) error {
-	to, err := c.address(p.Port)
-	if err != nil {
-		return err
-	}
+func (i *Intercept) verifyTarget(ctx context.Context, c *podIntercept, to target) error {
 	i.mu.Lock()
 	links := []*link{c.link}
 	i.mu.Unlock()
-	check, v := prober{i.cfg.Session.Dial}.untilReached(ctx, "pod", target{p.Protocol, to}, probeTries,
-		func() []*link { return links })
+	what := "pod"
+	if i.rollout != nil {
+		what = "agent" // no client connects to its port by itself; verifyServices checks their ways
+	}
+	check, v := prober{i.cfg.Session.Dial}.untilReached(ctx, what, to, probeTries, func() []*link { return links })
 	i.recordCheck(check)
 	switch v {
 	case probeReached:
 		return nil
 	case probeUnknown, probeTimedOut:
 		i.warn(fmt.Sprintf("cannot check whether the agent receives the %s traffic of pod %s: %s",
-			strings.ToUpper(p.Protocol), c.name, check.Seen))
+			strings.ToUpper(to.protocol), c.name, check.Seen))
 		return nil
 	}
 	return i.errorBypassed(ctx, c.latest(), check)
@@ -235,9 +231,9 @@ func (i *Intercept) verifyPort(ctx context.Context, c *podIntercept, p api.Agent
 
 // verifyServices checks with probes that the ClusterIPs of the workload's Services reach an agent.
 func (i *Intercept) verifyServices(ctx context.Context) error {
-	targets := i.serviceTargets()
-	if len(targets) == 0 {
-		return nil
+	targets, err := i.serviceTargets(ctx)
+	if err != nil || len(targets) == 0 {
+		return err
 	}
 	done := i.step("Checking ClusterIPs")
 	checks := make([]api.Check, len(targets))
@@ -275,31 +271,6 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 	}
 	done("%s", strings.Join(texts, "; "))
 	return nil
-}
-
-// serviceTargets returns the ClusterIPs and ports that forward to claimed ports.
-func (i *Intercept) serviceTargets() []target {
-	var targets []target
-	for _, p := range i.workload.Ports() {
-		if !slices.ContainsFunc(i.claim.Ports, func(a api.AgentPort) bool {
-			return a.Protocol == p.Protocol && a.Port == p.Port
-		}) {
-			continue
-		}
-		for _, sp := range p.Services {
-			for _, s := range i.workload.Services {
-				if s.Name != sp.Service {
-					continue
-				}
-				for _, ip := range s.Spec.ClusterIPs {
-					if addr, err := netip.ParseAddr(ip); err == nil { // the ClusterIP of a headless Service is "None"
-						targets = append(targets, target{p.Protocol, netip.AddrPortFrom(addr, uint16(sp.Port))})
-					}
-				}
-			}
-		}
-	}
-	return targets
 }
 
 // recordCheck adds c to the status. It replaces an earlier check of the same address.

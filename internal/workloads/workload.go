@@ -367,13 +367,38 @@ func (r workloads) listServices(ctx context.Context, namespace string) (all []co
 	return list.Items, nil, nil
 }
 
-// servicesOf returns the Services that send to the workload's pods, sorted by name.
-func servicesOf(w *Workload, all []corev1.Service) []corev1.Service {
+// Now returns w as it is in o, a later version of its object, and with those of all that now send to its pods. Without
+// pods, the labels of the template decide. It does not change w.
+func (w *Workload) Now(o *unstructured.Unstructured, all []corev1.Service, pods []*corev1.Pod) (*Workload, error) {
+	now := *w
+	now.Object = o
+	if _, found, _ := unstructured.NestedMap(o.Object, "spec", "template"); found { // else it is a pod's
+		now.Template = corev1.PodTemplateSpec{}
+		if _, err := templateOf(o, &now.Template); err != nil {
+			return nil, err
+		}
+	}
+	var sets []labels.Set
+	for _, p := range pods {
+		sets = append(sets, p.Labels)
+	}
+	now.Services = servicesOf(&now, all, sets...)
+	return &now, nil
+}
+
+// servicesOf returns the Services that send to the workload's pods, sorted by name. Without the labels of pods, those
+// of the template decide.
+func servicesOf(w *Workload, all []corev1.Service, pods ...labels.Set) []corev1.Service {
+	if len(pods) == 0 {
+		pods = []labels.Set{w.Template.Labels}
+	}
 	var services []corev1.Service
 	for _, s := range all {
 		named := w.Resource.GroupResource() == resourceServices && s.Name == w.Name
 		if named || len(s.Spec.Selector) > 0 && s.Spec.Type != corev1.ServiceTypeExternalName &&
-			labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(w.Template.Labels)) {
+			slices.ContainsFunc(pods, func(l labels.Set) bool {
+				return labels.SelectorFromSet(s.Spec.Selector).Matches(l)
+			}) {
 			services = append(services, s)
 		}
 	}

@@ -1,0 +1,201 @@
+package intercept
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/workloads"
+)
+
+// way is a port of a Service that sends to a claimed port of the pods.
+type way struct {
+	service  string
+	protocol string // "tcp" or "udp"
+	port     int32
+	to       uint16 // the claimed port
+}
+
+func (w way) String() string { return fmt.Sprintf("port %d of the Service %s", w.port, w.service) }
+
+// ways returns the ways of a workload to claimed ports, each with the target port of the Service if that is a name.
+func (i *Intercept) ways(w *workloads.Workload) map[way]string {
+	found := make(map[way]string)
+	for _, p := range w.Ports() {
+		if slices.ContainsFunc(i.claim.Ports, func(a api.AgentPort) bool {
+			return a.Protocol == p.Protocol && a.Port == p.Port
+		}) {
+			for _, s := range p.Services {
+				found[way{s.Service, p.Protocol, s.Port, p.Port}] = s.Target
+			}
+		}
+	}
+	return found
+}
+
+// serviceNamed returns the Service with that name, or nil.
+func serviceNamed(all []corev1.Service, name string) *corev1.Service {
+	if n := slices.IndexFunc(all, func(s corev1.Service) bool { return s.Name == name }); n >= 0 {
+		return &all[n]
+	}
+	return nil
+}
+
+func isHeadless(s *corev1.Service) bool { return s.Spec.ClusterIP == corev1.ClusterIPNone }
+
+// serviceTargets returns the ClusterIPs and ports that lead to claimed ports.
+func (i *Intercept) serviceTargets(ctx context.Context) (targets []target, err error) {
+	add := func(s *corev1.Service, protocol string, port int32) {
+		for _, ip := range s.Spec.ClusterIPs {
+			if addr, err := netip.ParseAddr(ip); err == nil { // the ClusterIP of a headless Service is "None"
+				targets = append(targets, target{protocol, netip.AddrPortFrom(addr, uint16(port))})
+			}
+		}
+	}
+	for w := range i.ways(i.workload) {
+		add(serviceNamed(i.workload.Services, w.service), w.protocol, w.port)
+	}
+	if i.rollout == nil { // else checkSidecarWays has warned of them
+		foreign, err := i.foreignServices(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range foreign {
+			for _, p := range s.Spec.Ports {
+				add(&s, strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))), p.Port)
+			}
+		}
+	}
+	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.String(), b.String()) })
+	return targets, nil
+}
+
+// maxForeign is how many Services foreignServices reads.
+const maxForeign = 10
+
+// foreignServices returns the Services without a selector whose EndpointSlices, written by another controller, lead to
+// claimed ports of the pods, each with its ports that do.
+func (i *Intercept) foreignServices(ctx context.Context) (all []corev1.Service, err error) {
+	own := make(map[string]bool) // addresses of the pods
+	if err := i.await(ctx, func() bool {
+		for _, c := range i.byUID {
+			for _, ip := range c.pod.Status.PodIPs {
+				own[ip.IP] = true
+			}
+		}
+		return i.listed
+	}); err != nil {
+		return nil, err
+	}
+	kube, ns := i.pods.Kube(), i.workload.Namespace
+	list, err := kube.DiscoveryV1().EndpointSlices(ns).List(ctx, metav1.ListOptions{})
+	if apierrors.IsForbidden(err) {
+		return nil, nil // as for Services: only what the user may see is known
+	}
+	if err != nil {
+		return nil, i.pods.ExplainContext(ctx, err)
+	}
+	names := make(map[string]map[string]bool) // of ports, by Service
+	for _, s := range list.Items {
+		name := s.Labels[discoveryv1.LabelServiceName]
+		leads := slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool {
+			return slices.ContainsFunc(e.Addresses, func(a string) bool { return own[a] })
+		})
+		if name == "" || !leads || serviceNamed(i.workload.Services, name) != nil {
+			continue
+		}
+		for _, p := range s.Ports {
+			if i.claims(ptr.Deref(p.Protocol, ""), ptr.Deref(p.Port, 0)) && len(names) < maxForeign {
+				if names[name] == nil {
+					names[name] = make(map[string]bool)
+				}
+				names[name][ptr.Deref(p.Name, "")] = true
+			}
+		}
+	}
+	for name, ports := range names {
+		s, err := kube.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			i.log.Warn("cannot read a Service that leads to the pods", "service", name, "err", err)
+			continue
+		}
+		if len(s.Spec.Selector) == 0 { // else it is the control plane's, and outdated
+			s.Spec.Ports = slices.DeleteFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return !ports[p.Name] })
+			all = append(all, *s)
+		}
+	}
+	return all, nil
+}
+
+// checkSidecarWays warns about the ways to the claimed ports that bypass a sidecar: clients that connect to the address
+// of a pod, or of its node, use the application's own port. It returns an error if no other way remains. reason is why
+// the mode is sidecar.
+func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
+	var past []string
+	remain := false
+	for w := range i.ways(i.workload) {
+		if isHeadless(serviceNamed(i.workload.Services, w.service)) {
+			past = append(past, fmt.Sprintf("the headless Service %s, whose name leads to port %d of the pods",
+				w.service, w.to))
+		} else {
+			remain = true
+		}
+	}
+	for _, c := range slices.Concat(i.workload.Template.Spec.Containers, i.workload.Template.Spec.InitContainers) {
+		for _, p := range c.Ports {
+			if p.HostPort > 0 && i.claims(p.Protocol, p.ContainerPort) {
+				past = append(past, fmt.Sprintf("hostPort %d of the nodes", p.HostPort))
+			}
+		}
+	}
+	foreign, err := i.foreignServices(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range foreign {
+		past = append(past, "the Service "+s.Name+", which has no selector, and whose endpoints are the pods' own ports")
+	}
+	slices.Sort(past)
+	past = slices.Compact(past)
+	if !remain {
+		return i.errorNoWay(past, reason)
+	}
+	for _, p := range past {
+		i.warn("a sidecar does not receive requests by " + p + ": the application does")
+	}
+	return nil
+}
+
+// errorNoWay is the error of a sidecar that would receive nothing. past describes the ways that bypass it.
+func (i *Intercept) errorNoWay(past []string, reason string) error {
+	others := ""
+	for _, p := range i.workload.Ports() {
+		for _, s := range p.Services {
+			if !i.claims(corev1.Protocol(strings.ToUpper(p.Protocol)), int32(p.Port)) {
+				others = fmt.Sprintf("\nThe Service %s sends to port %d of the container %s, which may call this one.",
+					s.Service, p.Port, p.Container)
+			}
+		}
+	}
+	e := api.Errorf(api.ExitIntercept, "a sidecar would receive no requests of %s: no Service with a ClusterIP sends "+
+		"to %s%s", i.cfg.Workload, portsText(i.ports), strings.Join(append([]string{""}, past...), "; not by "))
+	return e.WithHint("Use a namespace that admits ephemeral containers, with --mode ephemeral, or let clients use a "+
+		"Service with a ClusterIP.%s\nkubevpn has changed nothing. The mode is sidecar because: %s", others, reason)
+}
+
+// claims reports whether the intercept claims a port of the pods.
+func (i *Intercept) claims(protocol corev1.Protocol, port int32) bool {
+	return slices.ContainsFunc(i.claim.Ports, func(p api.AgentPort) bool {
+		return strings.EqualFold(p.Protocol, cmp.Or(string(protocol), "tcp")) && int32(p.Port) == port
+	})
+}
