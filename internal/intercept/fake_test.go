@@ -32,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes"
@@ -72,9 +73,10 @@ type world struct {
 	watchers map[chan struct{}]bool
 	injected []string // pods, in order
 
-	objects   map[string]*unstructured.Unstructured // by resource and name: "services/web"
-	conflicts int                                   // the number of writes that fail with a conflict
-	obstacle  string                                // why no new pod is created; empty: it is
+	objects   map[string]*unstructured.Unstructured   // by resource and name: "services/web"
+	watches   map[string][]*watch.RaceFreeFakeWatcher // of objects, by resource
+	conflicts int                                     // the number of writes that fail with a conflict
+	obstacle  string                                  // why no new pod is created; empty: it is
 
 	private     bool                                                               // NeedsPullSecret
 	denied      error                                                              // MayPatch
@@ -99,17 +101,31 @@ const clusterIP = "10.96.0.80"
 
 func newWorld(t testing.TB, pods ...string) *world {
 	w := &world{
-		place: "node1", logger: quiet(), t: t, kube: fake.NewClientset(), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
+		place: "node1", logger: quiet(), t: t, watches: make(map[string][]*watch.RaceFreeFakeWatcher), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
 		claims: make(map[types.UID][]api.Claim), logged: make(map[types.UID]chan struct{}), objects: make(map[string]*unstructured.Unstructured),
 	}
+	kube := fake.NewClientset()
+	kube.PrependReactor("list", "services", func(k8stesting.Action) (bool, runtime.Object, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		list := &corev1.ServiceList{}
+		for key, o := range w.objects {
+			if strings.HasPrefix(key, "services/") {
+				list.Items = append(list.Items, *typed(t, o))
+			}
+		}
+		return true, list, nil
+	})
+	kube.PrependWatchReactor("services", w.watch)
+	w.kube = kube
 	w.workload = &workloads.Workload{
 		Namespace: "default", Name: "web", Kind: "Deployment",
-		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "app", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}, {Name: "dns", ContainerPort: 53, Protocol: corev1.ProtocolUDP}},
 		}}}},
 		Services: []corev1.Service{{
 			ObjectMeta: metav1.ObjectMeta{Name: "web"},
-			Spec: corev1.ServiceSpec{ClusterIPs: []string{clusterIP}, Ports: []corev1.ServicePort{
+			Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"}, ClusterIPs: []string{clusterIP}, Ports: []corev1.ServicePort{
 				{Port: 80, TargetPort: intstr.FromString("http")},
 			}},
 		}},
@@ -154,7 +170,7 @@ func (w *world) addPodWithSpec(name string, spec corev1.PodSpec) *corev1.Pod {
 	defer w.mu.Unlock()
 	n := len(w.logged) + 1
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("uid-%d", n))},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("uid-%d", n)), Labels: map[string]string{"app": "web"}},
 		Spec:       spec,
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.244.0.%d", n)},
 	}
@@ -243,16 +259,81 @@ func (w *world) MayInject(_ context.Context, p *corev1.Pod, _ workloads.Agent) e
 
 // dynamic returns a client of the objects.
 func (w *world) dynamic() dynamic.Interface {
-	client := dynamicfake.NewSimpleDynamicClient(runtime.NewScheme())
+	client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
+		w.workload.Resource: w.workload.Kind + "List",
+	})
 	client.PrependReactor("get", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		o, err := w.read(a.GetResource(), a.(k8stesting.GetAction).GetName())
 		return true, o, err
 	})
+	client.PrependReactor("list", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		list := new(unstructured.UnstructuredList)
+		if o, err := w.read(a.GetResource(), "web"); err == nil {
+			list.Items = append(list.Items, *o)
+		}
+		return true, list, nil
+	})
+	client.PrependWatchReactor("*", w.watch)
 	client.PrependReactor("update", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		o := a.(k8stesting.UpdateAction).GetObject().(*unstructured.Unstructured)
 		return true, o, w.write(a.GetResource(), o)
 	})
 	return client
+}
+
+// watch is a reactor: write sends to what it returns.
+func (w *world) watch(a k8stesting.Action) (bool, watch.Interface, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := a.GetResource().Resource
+	// Fake watchers have room for so many events.
+	f := watch.NewRaceFreeFake()
+	w.watches[r] = append(w.watches[r], f)
+	return true, f, nil
+}
+
+func typed(t testing.TB, o *unstructured.Unstructured) *corev1.Service {
+	s := new(corev1.Service)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, s); err != nil {
+		t.Error(err)
+	}
+	return s
+}
+
+// set writes an object as another client does, whom managedFields name with the field; nil deletes it.
+func (w *world) set(resource, manager, fields string, change func(o map[string]any) map[string]any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	o := w.objects[resource+"/web"].DeepCopy()
+	if o.Object = change(o.Object); o.Object == nil {
+		delete(w.objects, resource+"/web")
+		w.tell(resource, nil)
+		return
+	}
+	at := metav1.Now()
+	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: manager, Operation: metav1.ManagedFieldsOperationApply, Time: &at,
+		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}})
+	w.objects[resource+"/web"] = o
+	w.tell(resource, o)
+}
+
+// tell sends an object to the watches, and the deletion of the latest one if it is nil. The caller holds w.mu.
+func (w *world) tell(resource string, o *unstructured.Unstructured) {
+	for _, f := range w.watches[resource] {
+		var sent runtime.Object = o
+		switch {
+		case o == nil:
+			var gone runtime.Object = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}}
+			if resource != "services" {
+				gone = &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "web", "namespace": "default"}}}
+			}
+			f.Delete(gone)
+			continue
+		case resource == "services":
+			sent = typed(w.t, o)
+		}
+		f.Modify(sent.DeepCopyObject())
+	}
 }
 
 func (w *world) read(r schema.GroupVersionResource, name string) (*unstructured.Unstructured, error) {
@@ -274,6 +355,7 @@ func (w *world) write(r schema.GroupVersionResource, o *unstructured.Unstructure
 	}
 	o = o.DeepCopy()
 	w.objects[r.Resource+"/"+o.GetName()] = o
+	w.tell(r.Resource, o)
 	if w.obstacle != "" && r.Resource == "deployments" {
 		defer w.mu.Unlock()
 		return unstructured.SetNestedSlice(o.Object, []any{map[string]any{"type": "ReplicaFailure", "status": "True",

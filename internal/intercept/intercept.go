@@ -127,6 +127,8 @@ type Intercept struct {
 
 	podSet
 	status api.Intercept // without what Status computes from the pods; guarded by podSet.mu
+	now    found         // what follow has found; guarded by podSet.mu
+	slow   *api.Error    // what the rollout waits for; guarded by podSet.mu
 }
 
 // New returns an Intercept for Run. Errors are *api.Error.
@@ -222,7 +224,7 @@ func (i *Intercept) run(ctx, life context.Context) error {
 		i.eventSent = i.events().Record(gctx, "InterceptBegan", "intercepts requests of %s", i.workload)
 		return nil
 	})
-	g.Go(func() error { return i.watchTemplate(gctx) })
+	g.Go(func() error { return i.follow(gctx) })
 	g.Go(func() error {
 		select {
 		case err := <-i.reset:
@@ -384,8 +386,13 @@ func (i *Intercept) interceptPods(ctx context.Context) error {
 
 // unfinished is the error of a rollout that takes too long.
 func (i *Intercept) unfinished() error {
-	return api.Errorf(api.ExitInject, "the rollout of the agent did not finish within %v: %s", rolloutTimeout,
-		cmp.Or(i.Status().LastError, "no pod has it")).
+	cause := cmp.Or(i.Status().LastError, "no pod has it")
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.slow != nil {
+		cause = i.slow.Message
+	}
+	return api.Errorf(api.ExitInject, "the rollout of the agent did not finish within %v: %s", rolloutTimeout, cause).
 		WithHint("`kubectl -n %s describe %s` shows the cause. kubevpn has undone the rollout.", i.cfg.Namespace,
 			i.cfg.Workload)
 }

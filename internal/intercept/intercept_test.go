@@ -542,10 +542,10 @@ func TestUnreadableTemplateIsLogged(t *testing.T) {
 		if _, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeSidecar, Ports: []api.PortMap{{Container: 8080}}}); err != nil {
 			t.Fatal(err)
 		}
-		w.mu.Lock()
-		unstructured.RemoveNestedField(w.objects["deployments/web"].Object, "spec", "template", "spec", "containers")
-		w.mu.Unlock()
-		w.addPod("web-b")
+		w.set("deployments", "x", "{}", func(o map[string]any) map[string]any {
+			unstructured.RemoveNestedField(o, "spec", "template", "spec", "containers")
+			return o
+		})
 		testenv.Eventually(t, 5*time.Second, func() error {
 			if text := log.String(); !strings.Contains(text, "cannot read the template") ||
 				!strings.Contains(text, "it has no containers") {

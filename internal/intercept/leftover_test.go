@@ -112,6 +112,7 @@ func TestRemovedSidecarEndsTheIntercept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(time.Second) // the name of an Event is its time
 		cfg := ResetConfig{Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}, Image: w.Image}
 		if err := resetAll(context.WithoutCancel(t.Context()), cfg, w, w.dynamic()); err != nil {
 			t.Fatal(err)

@@ -139,6 +139,8 @@ func (c *podIntercept) reason() string {
 		return c.failed.Error()
 	case c.link != nil && c.linked.err != nil:
 		return c.phase.String() + ": " + c.linked.err.Error()
+	case c.link == nil && c.i.rollout != nil && c.runs() && !c.placed() && c.i.rollout.created(c.pod, c.i.allPods()):
+		return "the pod was created without the agent: an admission webhook or policy has removed it"
 	case c.link == nil && c.i.rollout != nil && c.runs() && !c.placed():
 		return "the pod predates the sidecar; waiting for its replacement"
 	case c.link == nil && !c.placed():

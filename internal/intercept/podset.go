@@ -71,6 +71,21 @@ func (s *podSet) sorted() []*podIntercept {
 	return slices.SortedFunc(maps.Values(s.byUID), func(a, b *podIntercept) int { return cmp.Compare(a.name, b.name) })
 }
 
+// latestPods returns the pods in the order of their names.
+func (s *podSet) latestPods() (pods []*corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.allPods()
+}
+
+// allPods is latestPods for a caller that holds s.mu.
+func (s *podSet) allPods() (pods []*corev1.Pod) {
+	for _, c := range s.sorted() {
+		pods = append(pods, c.pod)
+	}
+	return pods
+}
+
 // activeLinks returns the links of the intercepted pods.
 func (s *podSet) activeLinks() []*link {
 	s.mu.Lock()

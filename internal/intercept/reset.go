@@ -25,6 +25,8 @@ import (
 const (
 	resetTimeout = 60 * time.Second // of one pod
 	endTimeout   = 5 * time.Second  // for the agents of a pod to end after the order
+
+	resetReason = "Reset" // of an Event
 )
 
 // ResetConfig configures Reset. Reset needs no session: it reaches agents through port-forwards.
@@ -102,6 +104,9 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects dynamic.I
 	}
 	r.progress(api.Event{Step: step, Detail: fmt.Sprintf("%d of %d pods had an agent", len(intercepted), all),
 		Done: true})
+	// The event comes first, so that the owners' laptops do not take the change of the template for an accident.
+	events := workloads.Recorder{Kube: pods.Kube(), Logger: cfg.Logger, Workload: w, Owner: cfg.Owner}
+	events.Record(ctx, resetReason, "removes the intercepts and clones of all owners from %s", w)
 	if _, err := (writer{pods, objects, w}).removeAgents(ctx, ""); err != nil {
 		return err
 	}
@@ -110,8 +115,6 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects dynamic.I
 			return err
 		}
 	}
-	events := workloads.Recorder{Kube: pods.Kube(), Logger: cfg.Logger, Workload: w, Owner: cfg.Owner}
-	events.Record(ctx, "Reset", "removed the intercepts and clones of all owners from %s", w)
 	return nil
 }
 

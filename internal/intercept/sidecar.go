@@ -46,6 +46,7 @@ const (
 type sidecarPlan struct {
 	template map[string]any
 	ports    []api.AgentPort // the ports, with those on which the agent listens for them
+	targets  []servicePatch  // of any Service, in the order of ports
 	services []servicePatch
 }
 
@@ -58,6 +59,15 @@ type servicePatch struct {
 	// afterRollout is set if only pods with the agent have that name. Then apply the patch after the rollout, and undo
 	// it before pods lose the agent.
 	afterRollout bool
+}
+
+// patch returns the patch that makes a way lead to the agent.
+func (p *sidecarPlan) patch(w way) servicePatch {
+	to := p.targets[slices.IndexFunc(p.ports, func(a api.AgentPort) bool {
+		return a.Protocol == w.protocol && a.Port == w.to
+	})]
+	to.service, to.port = w.service, w.port
+	return to
 }
 
 // planSidecar plans the owner's agent for a template whose container listens on ports. It does not change its
@@ -100,9 +110,11 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 		c.Ports = append(c.Ports, corev1.ContainerPort{Name: name, ContainerPort: int32(listen), Protocol: protocol})
 		c.Args = append(c.Args, "--listen", fmt.Sprintf("%s/%d:%d", port.Protocol, port.Port, listen))
 		p.ports = append(p.ports, api.AgentPort{Protocol: port.Protocol, Port: port.Port, Listen: listen})
+		to := servicePatch{protocol: port.Protocol, to: name, afterRollout: name != port.Name}
+		p.targets = append(p.targets, to)
 		for _, s := range port.Services {
-			if s.Target != name {
-				p.services = append(p.services, servicePatch{s.Service, port.Protocol, s.Port, name, name != port.Name})
+			if to.service, to.port = s.Service, s.Port; s.Target != name {
+				p.services = append(p.services, to)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"cmp"
 	"slices"
 
 	"kubevpn/internal/api"
@@ -12,6 +13,7 @@ func (i *Intercept) Status() api.Intercept {
 	defer i.mu.Unlock()
 	s := i.status
 	s.Ports, s.Checks, s.Warnings = slices.Clone(s.Ports), slices.Clone(s.Checks), slices.Clone(s.Warnings)
+	s.Warnings = append(s.Warnings, i.now.changes...)
 	s.Pods = []api.InterceptedPod{}
 	s.Requests = i.past
 	intercepted := 0
@@ -52,13 +54,14 @@ func (i *Intercept) Status() api.Intercept {
 	}
 	switch {
 	case s.State != api.InterceptStarting || !closed(i.begun):
-	case intercepted > 0:
+	case intercepted > 0 && i.now.cut == "":
 		s.State = api.InterceptActive
 	default:
 		s.State = api.InterceptWaiting
 		if len(s.Pods) == 0 {
 			s.LastError = s.Workload + " has no pods"
 		}
+		s.LastError = cmp.Or(i.now.cut, s.LastError)
 	}
 	return s
 }
