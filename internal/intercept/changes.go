@@ -68,6 +68,12 @@ func (i *Intercept) follow(ctx context.Context) error {
 	mirrors.Go(func() { object.Run(ctx) })
 	mirrors.Go(func() { services.Run(ctx) })
 	f := &watcher{i: i, known: make(map[way]knownWay), righted: make(map[string]bool)}
+	for w, target := range i.ways(i.workload) {
+		if i.rollout != nil {
+			target = i.rollout.plan.patch(w).to
+		}
+		f.known[w] = knownWay{fmt.Sprint(serviceNamed(i.workload.Services, w.service).Spec.Selector), target}
+	}
 	for began := time.Now(); wakeup.Pause(ctx, followPause); {
 		if !object.Listed() || !services.Listed() {
 			if time.Since(began) > followTimeout {

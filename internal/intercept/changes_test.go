@@ -79,8 +79,7 @@ func TestStatusNamesWhoTookTheRequestsAway(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					says(t, i, api.InterceptActive, "^$")
-					time.Sleep(2 * time.Second)
+					says(t, i, api.InterceptActive, "^$") // and the change comes at once
 					w.mu.Lock()
 					before := w.objects[tt.resource+"/web"].DeepCopy()
 					w.mu.Unlock()

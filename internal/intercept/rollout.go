@@ -391,7 +391,7 @@ func (w writer) services(ctx context.Context, names []string,
 	change func(map[string]any) (map[string]any, error)) error {
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		if _, err := w.edit(ctx, corev1.SchemeGroupVersion.WithResource("services"), name, change); err != nil && !apierrors.IsNotFound(err) {
+		if _, err := w.edit(ctx, corev1.SchemeGroupVersion.WithResource("services"), name, change); err != nil {
 			return err
 		}
 	}
@@ -399,11 +399,14 @@ func (w writer) services(ctx context.Context, names []string,
 }
 
 // edit reads an object, changes it, and writes it if it differs. It retries after a conflict. It returns the time of the
-// write by the API server's clock, or zero.
+// write by the API server's clock, or zero. A Service that does not exist needs no change.
 func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name string,
 	change func(map[string]any) (map[string]any, error)) (at time.Time, err error) {
 	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		o, err := w.resource(r).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) && r.Resource == "services" {
+			return nil
+		}
 		if err != nil {
 			return fmt.Errorf("reading %s %s: %w", r.Resource, name, err)
 		}

@@ -100,6 +100,7 @@ func worldSuite(t *testing.T, w *world) {
 	t.Run("bytes_cross_unchanged", func(t *testing.T) { worldBytes(t, l, wide) })
 	t.Run("rollouts_that_cannot_happen", func(t *testing.T) { worldRollouts(t, l, tight) })
 	t.Run("probes_and_calls_within_the_pod", func(t *testing.T) { worldProbes(t, l) })
+	t.Run("others_change_the_workload", func(t *testing.T) { worldChanges(t, l) })
 	t.Run("a_pod_has_no_kubeconfig", func(t *testing.T) { worldInPod(t, w) })
 }
 
