@@ -291,7 +291,8 @@ func (f *watcher) lost(w way, now *workloads.Workload, all []corev1.Service) str
 }
 
 // setBy says who last wrote a field of an object, as far as metadata.managedFields does: "spec.selector was set by helm
-// (Update, 10:02:03)". A number in the path is that of a port of a Service.
+// (Update, 2026-01-01T10:02:03Z)". A removed field has no manager, nor have replicas that `kubectl scale` sets to 0. A
+// number in the path is that of a port of a Service.
 func setBy(o metav1.Object, path ...string) string {
 	var last metav1.ManagedFieldsEntry
 	owned := false
@@ -305,15 +306,15 @@ func setBy(o metav1.Object, path ...string) string {
 		}
 	}
 	field := strings.Join(path, ".")
-	who := fmt.Sprintf("%.*s (%s", maxManager, api.CleanLine(last.Manager), api.CleanLine(string(last.Operation)))
-	switch {
-	case owned:
-		return fmt.Sprintf("%s was set by %s, %s)", field, who, last.Time.UTC().Format(time.RFC3339))
-	case last.Time != nil:
-		return fmt.Sprintf("%s has changed; the last manager of the object is %s, %s)", field, who,
-			last.Time.UTC().Format(time.RFC3339))
+	if last.Time == nil {
+		return "metadata.managedFields names no manager of " + field
 	}
-	return field + " has changed, and metadata.managedFields does not say who did it"
+	text := fmt.Sprintf("%.*s (%s, %s)", maxManager, api.CleanLine(last.Manager), api.CleanLine(string(last.Operation)),
+		last.Time.UTC().Format(time.RFC3339))
+	if owned {
+		return field + " was set by " + text
+	}
+	return "metadata.managedFields names no manager of " + field + "; the last other writer is " + text
 }
 
 // ownsField reports whether the fields of a manager, in the form of FieldsV1, contain one.

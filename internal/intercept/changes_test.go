@@ -68,7 +68,7 @@ func TestStatusNamesWhoTookTheRequestsAway(t *testing.T) {
 		{"port", "services", `{"f:spec":{"f:ports":{}}}`, onlyPort(func(p map[string]any) { p["port"] = int64(81); p["targetPort"] = int64(9999) }), api.InterceptWaiting, `spec\.ports was set by argocd`},
 		{"type", "services", `{"f:spec":{"f:type":{}}}`, field("ExternalName", "spec", "type"), api.InterceptWaiting, `spec\.type was set by argocd`},
 		{"deleted", "services", "", gone, api.InterceptWaiting, "the Service does not exist"},
-		{"unknown_manager", "services", `{}`, field("b", "spec", "selector", "app"), api.InterceptWaiting, `spec\.selector has changed; the last manager of the object is argocd`},
+		{"unknown_manager", "services", `{}`, field("b", "spec", "selector", "app"), api.InterceptWaiting, `names no manager of spec\.selector; the last other writer is argocd`},
 		{"workload_deleted", "deployments", "", gone, api.InterceptWaiting, "deployment/web no longer exists"},
 	} {
 		for _, mode := range []string{api.ModeEphemeral, api.ModeSidecar} {
