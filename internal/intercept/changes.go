@@ -25,7 +25,7 @@ import (
 const (
 	followPause   = time.Second      // between two looks at the local copies
 	followTimeout = 10 * time.Second // until the API server has sent the objects
-	maxManager    = 64               // bytes of a manager's name that are shown
+	maxManager    = 64               // characters of a manager's name that are shown
 )
 
 // found is what follow has found: changes of others that keep requests from the intercept.

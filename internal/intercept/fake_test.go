@@ -76,6 +76,8 @@ type world struct {
 	objects   map[string]*unstructured.Unstructured   // by resource and name: "services/web"
 	watches   map[string][]*watch.RaceFreeFakeWatcher // of objects, by resource
 	conflicts int                                     // the number of writes that fail with a conflict
+	refuses   error                                   // the answer to writes of the workload
+	admit     func(*corev1.Pod)                       // changes new pods of a rollout, which the old ones outlive; nil: each becomes ready
 	obstacle  string                                  // why no new pod is created; empty: it is
 
 	private     bool                                                               // NeedsPullSecret
@@ -90,6 +92,7 @@ type world struct {
 	protocols   [2]int                                                             // the newest and oldest of agents; zero: ours
 	says        func(container string, info *api.AgentInfo)                        // changes what a log says
 	oldAgents   bool                                                               // agents cannot record
+	ahead       time.Duration                                                      // of the API server's clock
 	place       string                                                             // the node of new pods
 	annotations map[string]string                                                  // of new pods
 	adding      func()                                                             // called by Inject
@@ -117,6 +120,10 @@ func newWorld(t testing.TB, pods ...string) *world {
 		return true, list, nil
 	})
 	kube.PrependWatchReactor("services", w.watch)
+	kube.PrependReactor("create", "events", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		a.(k8stesting.CreateAction).GetObject().(*corev1.Event).CreationTimestamp = metav1.NewTime(time.Now().Add(w.ahead))
+		return false, nil, nil
+	})
 	w.kube = kube
 	w.workload = &workloads.Workload{
 		Namespace: "default", Name: "web", Kind: "Deployment",
@@ -276,7 +283,13 @@ func (w *world) dynamic() dynamic.Interface {
 	client.PrependWatchReactor("*", w.watch)
 	client.PrependReactor("update", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		o := a.(k8stesting.UpdateAction).GetObject().(*unstructured.Unstructured)
-		return true, o, w.write(a.GetResource(), o)
+		if w.refuses != nil && a.GetResource().Resource == w.workload.Resource.Resource {
+			return true, nil, w.refuses
+		}
+		err := w.write(a.GetResource(), o)
+		at := metav1.NewTime(time.Now().Add(w.ahead))
+		o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: fieldManager, Time: &at}})
+		return true, o, err
 	})
 	return client
 }
@@ -380,6 +393,14 @@ func (w *world) write(r schema.GroupVersionResource, o *unstructured.Unstructure
 	}
 	for n, name := range old {
 		p := w.addPodWithSpec(fmt.Sprintf("new-%d-%d", generation, n), template.Spec)
+		if w.admit != nil {
+			w.mu.Lock()
+			p.CreationTimestamp = metav1.NewTime(time.Now().Add(w.ahead))
+			w.admit(p)
+			w.notify()
+			w.mu.Unlock()
+			continue
+		}
 		for _, c := range template.Spec.Containers {
 			if api.IsAgent(c.Name) {
 				w.mu.Lock()
@@ -887,7 +908,7 @@ func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSp
 		return i, stop, nil
 	case <-done:
 		return i, stop, cmp.Or(ended, errors.New("Run returned"))
-	case <-time.After(20 * time.Second):
+	case <-time.After(rolloutTimeout + time.Minute):
 		t.Fatalf("the intercept does not begin: %+v", i.Status())
 		return nil, nil, nil
 	}

@@ -253,7 +253,7 @@ func (r *rollout) created(p *corev1.Pod, all []*corev1.Pod) bool {
 			p.Labels["rollouts-pod-template-hash"])
 	}
 	return !r.since.IsZero() && !early(p) &&
-		!slices.ContainsFunc(all, func(o *corev1.Pod) bool { return early(o) && hash(o) == hash(p) })
+		!slices.ContainsFunc(all, func(o *corev1.Pod) bool { return early(o) && hash(o) != "" && hash(o) == hash(p) })
 }
 
 // startRollout adds the agent to the template. Its container is beside the one that listens on the claimed ports.
