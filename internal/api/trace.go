@@ -53,6 +53,7 @@ type InterceptTrace struct {
 	Clone      bool           `json:"clone,omitempty"`
 	Ports      []PortMap      `json:"ports"`
 	Pods       []PodTrace     `json:"pods"`
+	Changes    []string       `json:"changes,omitempty"` // by others, which keep requests away
 }
 
 // PodTrace is what the agent of one pod knows of a trace ID.

@@ -95,8 +95,10 @@ func (i *Intercept) follow(ctx context.Context) error {
 			return err
 		}
 		i.mu.Lock()
-		i.now = now
-		i.changed.Send()
+		if now.cut != i.now.cut || !slices.Equal(now.changes, i.now.changes) {
+			i.now = now
+			i.changed.Send()
+		}
 		i.mu.Unlock()
 	}
 	return ctx.Err()

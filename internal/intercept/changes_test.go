@@ -79,7 +79,8 @@ func TestStatusNamesWhoTookTheRequestsAway(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					says(t, i, api.InterceptActive, "^$") // and the change comes at once
+					says(t, i, api.InterceptActive, "^$")
+					synctest.Wait() // the fake API server forgets what changes before the watch; the change comes before the first look
 					w.mu.Lock()
 					before := w.objects[tt.resource+"/web"].DeepCopy()
 					w.mu.Unlock()

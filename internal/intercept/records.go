@@ -157,7 +157,15 @@ func (i *Intercept) Requests(ctx context.Context, req api.RequestsRequest, emit 
 		}
 	}
 	var missed, told uint64
+	warned := ""
 	for {
+		i.mu.Lock()
+		cut, noticed := i.now.cut, i.changed.Next()
+		i.mu.Unlock()
+		if cut != "" && cut != warned {
+			emit(api.Record{Warning: cut})
+		}
+		warned = cut
 		all, next, lost, dropped, changed := r.from(at)
 		at, missed = next, missed+lost
 		total := dropped - before + missed
@@ -175,6 +183,7 @@ func (i *Intercept) Requests(ctx context.Context, req api.RequestsRequest, emit 
 		}
 		select {
 		case <-changed:
+		case <-noticed:
 		case <-ctx.Done():
 			return nil
 		}

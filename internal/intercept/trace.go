@@ -20,6 +20,7 @@ func (i *Intercept) Trace(ctx context.Context, id string) api.InterceptTrace {
 	t := api.InterceptTrace{
 		Namespace: s.Namespace, Workload: s.Workload, Match: i.claim.Match, Mirror: s.Mirror, Clone: i.cfg.Clone,
 		Ports: slices.Clone(s.Ports), Pods: make([]api.PodTrace, len(pods)),
+		Changes: slices.Clone(i.now.changes),
 	}
 	for n, c := range pods {
 		p, l := &t.Pods[n], c.link

@@ -54,87 +54,47 @@ func serviceNamed(all []corev1.Service, name string) *corev1.Service {
 func isHeadless(s *corev1.Service) bool { return s.Spec.ClusterIP == corev1.ClusterIPNone }
 
 // serviceTargets returns the ClusterIPs and ports that lead to claimed ports.
-func (i *Intercept) serviceTargets(ctx context.Context) (targets []target, err error) {
-	add := func(s *corev1.Service, protocol string, port int32) {
-		for _, ip := range s.Spec.ClusterIPs {
-			if addr, err := netip.ParseAddr(ip); err == nil { // the ClusterIP of a headless Service is "None"
-				targets = append(targets, target{protocol, netip.AddrPortFrom(addr, uint16(port))})
-			}
-		}
-	}
+func (i *Intercept) serviceTargets() (targets []target) {
 	for w := range i.ways(i.workload) {
-		add(serviceNamed(i.workload.Services, w.service), w.protocol, w.port)
-	}
-	if i.rollout == nil { // else checkSidecarWays has warned of them
-		foreign, err := i.foreignServices(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for _, s := range foreign {
-			for _, p := range s.Spec.Ports {
-				add(&s, strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))), p.Port)
+		for _, ip := range serviceNamed(i.workload.Services, w.service).Spec.ClusterIPs {
+			if addr, err := netip.ParseAddr(ip); err == nil { // the ClusterIP of a headless Service is "None"
+				targets = append(targets, target{w.protocol, netip.AddrPortFrom(addr, uint16(w.port))})
 			}
 		}
 	}
 	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.String(), b.String()) })
-	return targets, nil
+	return targets
 }
 
-// maxForeign is how many Services foreignServices reads.
-const maxForeign = 10
-
-// foreignServices returns the Services without a selector whose EndpointSlices, written by another controller, lead to
-// claimed ports of the pods, each with its ports that do.
-func (i *Intercept) foreignServices(ctx context.Context) (all []corev1.Service, err error) {
-	own := make(map[string]bool) // addresses of the pods
-	if err := i.await(ctx, func() bool {
-		for _, c := range i.byUID {
-			for _, ip := range c.pod.Status.PodIPs {
-				own[ip.IP] = true
-			}
-		}
-		return i.listed
-	}); err != nil {
+// foreignServices returns the names of the Services whose EndpointSlices, written by another controller, lead to claimed
+// ports of the pods. Without the right to list them it returns none.
+func (i *Intercept) foreignServices(ctx context.Context) (names []string, err error) {
+	if err := i.await(ctx, func() bool { return i.listed }); err != nil {
 		return nil, err
 	}
-	kube, ns := i.pods.Kube(), i.workload.Namespace
-	list, err := kube.DiscoveryV1().EndpointSlices(ns).List(ctx, metav1.ListOptions{})
-	if apierrors.IsForbidden(err) {
-		return nil, nil // as for Services: only what the user may see is known
+	own := make(map[string]bool) // addresses of the pods
+	for _, p := range i.latestPods() {
+		for _, ip := range p.Status.PodIPs {
+			own[ip.IP] = true
+		}
 	}
-	if err != nil {
+	list, err := i.pods.Kube().DiscoveryV1().EndpointSlices(i.workload.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil && !apierrors.IsForbidden(err) {
 		return nil, i.pods.ExplainContext(ctx, err)
 	}
-	names := make(map[string]map[string]bool) // of ports, by Service
 	for _, s := range list.Items {
 		name := s.Labels[discoveryv1.LabelServiceName]
-		leads := slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool {
-			return slices.ContainsFunc(e.Addresses, func(a string) bool { return own[a] })
+		claimed := slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool {
+			return i.claims(ptr.Deref(p.Protocol, ""), ptr.Deref(p.Port, 0))
 		})
-		if name == "" || !leads || serviceNamed(i.workload.Services, name) != nil {
-			continue
-		}
-		for _, p := range s.Ports {
-			if i.claims(ptr.Deref(p.Protocol, ""), ptr.Deref(p.Port, 0)) && len(names) < maxForeign {
-				if names[name] == nil {
-					names[name] = make(map[string]bool)
-				}
-				names[name][ptr.Deref(p.Name, "")] = true
-			}
+		if name != "" && claimed && serviceNamed(i.workload.Services, name) == nil &&
+			slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool {
+				return slices.ContainsFunc(e.Addresses, func(a string) bool { return own[a] })
+			}) {
+			names = append(names, name)
 		}
 	}
-	for name, ports := range names {
-		s, err := kube.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			i.log.Warn("cannot read a Service that leads to the pods", "service", name, "err", err)
-			continue
-		}
-		if len(s.Spec.Selector) == 0 { // else it is the control plane's, and outdated
-			s.Spec.Ports = slices.DeleteFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return !ports[p.Name] })
-			all = append(all, *s)
-		}
-	}
-	return all, nil
+	return names, nil
 }
 
 // checkSidecarWays warns about the ways to the claimed ports that bypass a sidecar: clients that connect to the address
@@ -163,7 +123,7 @@ func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
 		return err
 	}
 	for _, s := range foreign {
-		past = append(past, "the Service "+s.Name+", which has no selector, and whose endpoints are the pods' own ports")
+		past = append(past, "the Service "+s+", whose EndpointSlices another controller writes")
 	}
 	slices.Sort(past)
 	past = slices.Compact(past)

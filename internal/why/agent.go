@@ -121,13 +121,15 @@ func (j *judge) unseen() finding {
 	case !j.Trip.Dial.Done:
 		return found(api.HopSkipped, "no connection")
 	}
+	var changes []string
 	for n := range j.Traces {
 		i := &j.Traces[n]
 		if !j.wanted(i) {
 			continue
 		}
+		changes = append(changes, i.Changes...)
 		if f, direct := j.unseenAt(i); direct {
-			return f
+			return f.with(changes...)
 		}
 		if client, pod := j.older(i); client.IsValid() {
 			return failed(api.ExitOldConnection, "no agent of %s saw it, and pod %s has a connection from %v that is "+
@@ -136,7 +138,7 @@ func (j *judge) unseen() finding {
 					api.ShellQuote(i.Workload))
 		}
 	}
-	return found(api.HopSkipped, "no agent of your intercepts saw it").with(j.others()...)
+	return found(api.HopSkipped, "no agent of your intercepts saw it").with(append(changes, j.others()...)...)
 }
 
 // unseenAt is unseen for an intercept. direct is false if the request was not for its pods.
