@@ -164,6 +164,8 @@ type DNSStatus struct {
 	Mode    ResolverMode `json:"mode"`
 	Domain  string       `json:"domain"`
 	Servers []netip.Addr `json:"servers"`
+	// the nameserver of programs with a search list of their own: it gives names no namespace
+	Programs netip.Addr `json:"programs,omitzero"`
 	// ExtraDomains are further domains whose names cluster DNS answers, ExcludeDomains those whose names it never does.
 	ExtraDomains   []string `json:"extraDomains,omitempty"`
 	ExcludeDomains []string `json:"excludeDomains,omitempty"`

@@ -145,9 +145,25 @@ func (r *routes) runStack(ctx context.Context, stack *netstack.Stack, device tun
 	return err
 }
 
-// serveDNS answers DNS at an address inside the tunnel, for resolvers that want a server per link.
+// serveDNS answers DNS inside the tunnel: at addr for resolvers that want a server per link, and at the next address for
+// programs with a search list of their own.
 func (r *routes) serveDNS(ctx context.Context, g *errgroup.Group, stack *netstack.Stack,
 	addr netip.Addr) (stop func(), err error) {
+	stop, err = r.serveDNSAt(ctx, g, stack, addr, "")
+	if err != nil {
+		return nil, err
+	}
+	also, err := r.serveDNSAt(ctx, g, stack, addr.Next(), r.cluster.ConnectionID())
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	return func() { stop(); also() }, nil
+}
+
+// serveDNSAt answers DNS at one address. zone is that of Network.ServeDNS.
+func (r *routes) serveDNSAt(ctx context.Context, g *errgroup.Group, stack *netstack.Stack, addr netip.Addr,
+	zone string) (stop func(), err error) {
 	at := netip.AddrPortFrom(addr, 53)
 	packets, err := stack.ListenUDP(at)
 	if err != nil {
@@ -160,7 +176,7 @@ func (r *routes) serveDNS(ctx context.Context, g *errgroup.Group, stack *netstac
 	ctx, stop = context.WithCancel(ctx)
 	g.Go(func() error {
 		defer stop()
-		err := r.cfg.Network.ServeDNS(ctx, []net.PacketConn{packets}, []net.Listener{listener})
+		err := r.cfg.Network.ServeDNS(ctx, zone, []net.PacketConn{packets}, []net.Listener{listener})
 		if ctx.Err() == nil && err != nil {
 			return fmt.Errorf("answering DNS inside the tunnel: %w", err)
 		}

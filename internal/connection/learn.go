@@ -113,7 +113,7 @@ func (r *routes) known() networks {
 	if r.cfg.proxied() {
 		n.Inner = nil // other laptops are reached with a device only
 	} else if v.lease.Resolver.IsValid() {
-		n.Own = []netip.Addr{v.lease.Resolver}
+		n.Own = []netip.Addr{v.lease.Resolver, v.lease.Resolver.Next()}
 	}
 	n.Path = append(n.Path, keptOut(r.reached.Load(), v.state)...)
 	for _, a := range r.applied.Upstreams {

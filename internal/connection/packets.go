@@ -58,7 +58,7 @@ func (s *steering) mtu() int {
 
 // whole reports whether a packet to dst crosses the tunnel whole.
 func (s *steering) whole(dst netip.Addr) bool {
-	if dst == s.resolver || s.routed != nil && !s.routed.Contains(dst) {
+	if dst == s.resolver || dst == s.resolver.Next() || s.routed != nil && !s.routed.Contains(dst) {
 		return false
 	}
 	if dst.Is4() && s.system4() || dst.Is6() && s.system6() {

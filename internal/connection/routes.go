@@ -190,7 +190,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 		}
 		report.shown.DNS = api.DNSStatus{Mode: r.applied.ResolverMode, Domain: v.state.DNSDomain,
 			Servers: v.state.DNSServers, ExtraDomains: r.cfg.Request.ExtraDomains,
-			ExcludeDomains: r.cfg.Request.ExcludeDomains}
+			ExcludeDomains: r.cfg.Request.ExcludeDomains, Programs: v.lease.Resolver.Next()}
 	})
 	return nil
 }

@@ -297,7 +297,11 @@ func (n *scopedNetwork) Reserve(networks []netip.Prefix) (others []netip.Prefix)
 	return nil
 }
 
-func (n *scopedNetwork) ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error {
+func (n *scopedNetwork) ServeDNS(ctx context.Context, zone string, packets []net.PacketConn,
+	listeners []net.Listener) error {
+	if zone != "" {
+		return n.host.resolver.ServePrograms(ctx, zone, packets, listeners)
+	}
 	return n.host.resolver.Serve(ctx, packets, listeners)
 }
 

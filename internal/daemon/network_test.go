@@ -395,7 +395,7 @@ func TestServeDNSAnswersInsideTheTunnel(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- s[0].ServeDNS(ctx, []net.PacketConn{p}, []net.Listener{l}) }()
+	go func() { done <- s[0].ServeDNS(ctx, "", []net.PacketConn{p}, []net.Listener{l}) }()
 	if got := lookup(t, p.LocalAddr().String(), "web.default.svc.cluster.local."); got != "10.96.0.80" {
 		t.Errorf("answer = %q", got)
 	}

@@ -8,21 +8,29 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// begin starts the program. If it has its own network, begin waits for that first. Call leave when the program has
+// begin starts the program, with its own name resolution if it has one. If it has its own network, begin waits for that first. Call leave when the program has
 // ended: it ends the network and returns its error.
 //
 //	box.Start ─▶ Config.Network begins ─▶ ready ─▶ Process.Run ─▶ the program
 //	                   │ ends by itself                              ▲
 //	                   └────────────────── kill ─────────────────────┘
 func (p *Program) begin(ctx context.Context) (process *sandbox.Process, leave func() error, err error) {
-	if p.cfg.Network == nil {
-		process, err = p.box.Start(ctx)
-		return process, func() error { return nil }, err
-	}
 	ctx, kill := context.WithCancelCause(ctx)
 	if process, err = p.box.Start(ctx); err != nil {
 		kill(err)
 		return nil, nil, err
+	}
+	if p.cfg.Network == nil {
+		if p.names != nil {
+			if err = process.SetNetwork(ctx, <-p.names); err == nil {
+				err = process.Run(ctx)
+			}
+		}
+		if err != nil {
+			kill(err)
+			_, _ = process.Wait() // the program never ran
+		}
+		return process, func() error { kill(nil); return nil }, err
 	}
 	held, letGo := context.WithCancel(ctx)
 	ready, ended := make(chan struct{}), make(chan struct{})

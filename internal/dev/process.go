@@ -40,6 +40,9 @@ type Config struct {
 	// returns when ctx or the network has ended, which ends the program. Nil: the program uses the laptop's network.
 	Network func(ctx context.Context, place sandbox.Place, ready func()) error
 
+	// Names gives the program on the laptop's network its own name resolution: the first in Program.names.
+	Names bool
+
 	Warn   func(string) // is called for each difference from the container, also by Run
 	Logger *slog.Logger
 
@@ -51,6 +54,7 @@ type Program struct {
 	cfg   Config
 	box   *sandbox.Sandbox
 	fresh podenv.Following
+	names chan sandbox.Network // the name resolution of the program, and each that replaces it; nil: this machine's
 }
 
 // Prepare reads environment and files of the container. It starts nothing.
@@ -84,12 +88,17 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	box, err := sandbox.New(sandbox.Config{
 		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg, variables),
 		Stdin: cfg.Stdin, Stdout: cfg.Stdout, Stderr: cfg.Stderr,
-		Mounts: guard.shown(mounts, volumes, cfg.Warn), Volumes: all, Network: cfg.Network != nil, Logger: cfg.Logger,
+		Mounts: guard.shown(mounts, volumes, cfg.Warn), Volumes: all, Network: cfg.Network != nil,
+		Names: cfg.Names, Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &Program{cfg: cfg, box: box, fresh: podenv.Following{
+	var names chan sandbox.Network
+	if cfg.Names {
+		names = make(chan sandbox.Network, 2)
+	}
+	return &Program{cfg: cfg, box: box, names: names, fresh: podenv.Following{
 		Readers: []*podenv.Reader{r}, Volumes: volumes, Problems: more, Running: cfg.Running, Warn: cfg.Warn,
 		Tick: cfg.tick,
 	}}, nil
@@ -147,6 +156,10 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 				err = left
 			}
 			return status, err
+		case n := <-p.names:
+			if err := process.SetNetwork(ctx, n); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				p.cfg.Logger.Warn("cannot change the name resolution of the program", "err", err)
+			}
 		case s := <-signals:
 			if err := process.Forward(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 				p.cfg.Logger.Warn("cannot forward a signal", "signal", s, "err", err)

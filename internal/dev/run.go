@@ -127,6 +127,16 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	beside := *r
 	show, mayShow := later(r.Show) // sudo may be asking for a password
 	beside.Show = show
+	var c *api.Connection
+	hold := r.target.Hold
+	r.target.Hold = func(ctx context.Context, on func(api.Event)) error {
+		return hold(ctx, func(e api.Event) {
+			if c == nil { // not again while it is read
+				c = e.Connection
+			}
+			on(e)
+		})
+	}
 	var p *Program
 	var unprepared error
 	prepared := make(chan struct{})
@@ -151,6 +161,7 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	if !begin() {
 		return 0, ctx.Err()
 	}
+	r.resolve(held, p, c, released)
 	r.Quiet()
 	status, err := p.Run(context.WithoutCancel(ctx))
 	return r.exit(status, err)
@@ -286,7 +297,7 @@ func (r *Runner) prepare(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	cfg.Source, cfg.Container = m.Source, m.container
+	cfg.Source, cfg.Container, cfg.Names = m.Source, m.container, network == nil
 	return Prepare(ctx, cfg)
 }
 

@@ -41,6 +41,7 @@ type plan struct {
 	Mounts  []Mount
 	Volumes []Volume
 	Network bool
+	Names   bool
 }
 
 // order is a message to init. An empty one carries the socket of a request.

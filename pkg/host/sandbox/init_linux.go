@@ -74,7 +74,7 @@ func (i *initProcess) prepare() error {
 		_ = i.serve()
 		os.Exit(128 + int(unix.SIGKILL))
 	}()
-	if err := v.build(i.plan.Mounts, trees, i.plan.Network); err != nil {
+	if err := v.build(i.plan.Mounts, trees, i.plan.Network || i.plan.Names); err != nil {
 		return err
 	}
 	if err := os.Chdir(i.plan.Dir); err != nil {

@@ -47,8 +47,8 @@ type Process struct {
 }
 
 // Start starts the program and returns when it runs. The error wraps that of the program's execve: syscall.ENOENT
-// if the program does not exist. With Config.Network, Start returns when the sandbox is ready, and [Process.Run]
-// starts the program. When ctx ends, Start kills every process of the sandbox.
+// if the program does not exist. With Config.Network or Config.Names, Start returns when the sandbox is ready, and
+// [Process.Run] starts the program. When ctx ends, Start kills every process of the sandbox.
 func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -80,7 +80,7 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 	if err := p.remote.wait(ctx); err != nil {
 		return nil, p.fail(ctx, err)
 	}
-	if !p.isolated {
+	if !s.cfg.Network && !s.cfg.Names {
 		if err := p.Run(ctx); err != nil {
 			return nil, err
 		}
@@ -88,7 +88,7 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 	return p, nil
 }
 
-// Run starts the program of a sandbox with Config.Network. It may be called once. Errors are those of
+// Run starts the program of a sandbox with Config.Network or Config.Names. It may be called once. Errors are those of
 // [Sandbox.Start]; after one, every process of the sandbox has ended.
 func (p *Process) Run(ctx context.Context) error {
 	if !p.ran.CompareAndSwap(false, true) {
@@ -118,11 +118,11 @@ func (p *Process) fail(ctx context.Context, err error) error {
 }
 
 // SetNetwork sets the addresses of the interface, routes everything to it, and makes n.DNS the nameservers. It
-// replaces the settings of an earlier call, and may be called before and after Run. It fails without
-// Config.Network.
+// replaces the settings of an earlier call, and may be called before and after Run. It fails for addresses without
+// Config.Network, and has no effect on names without Config.Names.
 func (p *Process) SetNetwork(ctx context.Context, n Network) error {
-	if !p.isolated {
-		return errors.New("the sandbox uses the laptop's network")
+	if p.isolated != (len(n.Addresses) > 0) {
+		return errors.New("a sandbox has addresses if, and only if, it has a network of its own")
 	}
 	return p.remote.SetNetwork(ctx, n)
 }
@@ -190,7 +190,7 @@ func (s *Sandbox) connect(cmd *exec.Cmd) (*unixsocket.Conn, error) {
 		}
 	}
 	planFile, err := inMemory(plan{
-		Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes, Network: s.cfg.Network,
+		Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes, Network: s.cfg.Network, Names: s.cfg.Names,
 	})
 	if err != nil {
 		return nil, err

@@ -79,6 +79,8 @@
 //	Start ─▶ namespaces, files, TUN ─▶ SetNetwork ─▶ addresses, routes, names ─▶ Run ─▶ the program
 //	                                       └── again, whenever it changes
 //
+// With Config.Names the program has the laptop's network, and Start creates the sandbox without the program as well.
+//
 // Network.DNS resolves names: inside, /etc/resolv.conf names it, /etc/nsswitch.conf has "files dns" for hosts, and
 // nscd is hidden, because it and systemd-resolved would ask the laptop's servers. The program may listen on every
 // port and ping. It can reach the laptop's Unix sockets by path; abstract ones are not visible.
@@ -138,7 +140,8 @@ type Mount struct {
 	ReadOnly bool
 }
 
-// A Network configures the interface and name resolution of a sandbox.
+// A Network configures the interface and name resolution of a sandbox. Without Addresses it configures only name
+// resolution.
 type Network struct {
 	// Addresses are the addresses of the interface. Everything of the same address families is routed to it.
 	Addresses []netip.Prefix
@@ -164,6 +167,7 @@ type Config struct {
 	Mounts  []Mount
 	Volumes []Volume
 	Network bool // the program gets its own network instead of the laptop's
+	Names   bool // the program gets its own name resolution; implied by Network
 	Logger  *slog.Logger
 }
 
@@ -260,15 +264,12 @@ func (m *Mount) check() error {
 }
 
 func (n *Network) check() error {
-	if len(n.Addresses) == 0 {
-		return errors.New("a sandbox's network needs an address")
-	}
 	for _, p := range n.Addresses {
 		if !p.IsValid() || p.Addr().Is4In6() || p.Addr().IsUnspecified() || p.Addr().IsMulticast() {
 			return fmt.Errorf("%v cannot be the address of an interface", p)
 		}
 	}
-	if n.MTU < 1280 || n.MTU > 65535 {
+	if len(n.Addresses) > 0 && (n.MTU < 1280 || n.MTU > 65535) {
 		return fmt.Errorf("the MTU %d is not between 1280, which IPv6 needs, and 65535", n.MTU)
 	}
 	for _, a := range n.DNS {

@@ -47,7 +47,6 @@ func TestNetworkIsChecked(t *testing.T) {
 		want  string
 	}{
 		{"good", func(n *Network) {}, ""},
-		{"no-address", func(n *Network) { n.Addresses = nil }, "address"},
 		{"bad-address", func(n *Network) { n.Addresses = []netip.Prefix{{}} }, "address"},
 		{"mtu", func(n *Network) { n.MTU = 100 }, "MTU"},
 		{"dns", func(n *Network) { n.DNS = []netip.Addr{{}} }, "nameserver"},

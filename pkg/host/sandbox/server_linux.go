@@ -151,6 +151,9 @@ func forward(p *subreaper.Process, s syscall.Signal, ofTerminal bool) {
 
 // setNetwork replaces the addresses and routes of the interface, and configures the resolver.
 func (s *server) setNetwork(n *Network) error {
+	if len(n.Addresses) == 0 {
+		return s.setNames(n)
+	}
 	link := route.Link{Name: s.link, MTU: n.MTU, Addrs: n.Addresses, TxQueueLen: queueLen}
 	for _, everything := range []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")} {
 		for _, a := range n.Addresses {

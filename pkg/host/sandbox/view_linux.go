@@ -30,7 +30,7 @@ type view struct {
 }
 
 // build mounts everything. trees are the sources of mounts of volumes; build closes them.
-func (v *view) build(mounts []Mount, trees map[Mount]int, network bool) error {
+func (v *view) build(mounts []Mount, trees map[Mount]int, names bool) error {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		v.log(slog.LevelDebug, "cannot mount /proc; the sandbox shows the laptop's", "err", err.Error())
 	}
@@ -59,7 +59,7 @@ func (v *view) build(mounts []Mount, trees map[Mount]int, network bool) error {
 			return fmt.Errorf("mounting %s at %s: %w", m.Source+m.Volume, m.Path, err)
 		}
 	}
-	if network {
+	if names {
 		if err := v.nameResolution(mounts); err != nil {
 			return fmt.Errorf("configuring name resolution in the sandbox: %w", err)
 		}

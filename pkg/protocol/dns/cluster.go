@@ -232,7 +232,7 @@ func (r *Resolver) askTarget(ctx context.Context, q *dns.Msg, target string) (*d
 	if err != nil {
 		return nil, err
 	}
-	if rt, ok := r.zones().claiming(key).full(key); ok {
+	if rt, ok := r.zones(ctx).claiming(key).full(key); ok {
 		resp, _, err := r.askInOrder(ctx, rt.asks, q, target)
 		return resp, err
 	}

@@ -35,7 +35,7 @@ func (r *Resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error
 			a, ok := Address(rr)
 			switch {
 			case !ok:
-			case r.routed != nil && !r.routed(a) && r.ofCluster(rr.Header().Name):
+			case r.routed != nil && !r.routed(a) && r.ofCluster(ctx, rr.Header().Name):
 				left = append(left, a)
 			default:
 				addrs = append(addrs, a)
@@ -63,9 +63,9 @@ func (r *Resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error
 func failure(m *dns.Msg) bool { return m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError }
 
 // ofCluster reports whether a cluster answers for a name.
-func (r *Resolver) ofCluster(name string) bool {
+func (r *Resolver) ofCluster(ctx context.Context, name string) bool {
 	key, err := keyOf(name)
-	return err == nil && !r.zones().route(question{key: key, qtype: dns.TypeA, qclass: dns.ClassINET}).isOutside()
+	return err == nil && !r.zones(ctx).route(question{key: key, qtype: dns.TypeA, qclass: dns.ClassINET}).isOutside()
 }
 
 // Address returns the address in a record, if it is an A or AAAA record.

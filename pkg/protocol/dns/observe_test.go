@@ -101,7 +101,7 @@ func TestObserverLearnsWhoAnswered(t *testing.T) {
 		}
 	}
 	down.Store(true)
-	r.zones()[0].cluster.(*Cache).expire(t)
+	r.zones(t.Context())[0].cluster.(*Cache).expire(t)
 	query(t, "udp", addr, newQuery("web", dns.TypeA))
 	query(t, "udp", addr, newQuery("new.corp.test", dns.TypeA))
 	want := []string{

@@ -53,6 +53,7 @@ type Resolver struct {
 	outside  Handler // Config.Outside, else upstream
 	routed   func(netip.Addr) bool
 	current  atomic.Pointer[zones]
+	programs atomic.Pointer[map[string]zones] // see ServePrograms, by Zone.Name
 	flights  flights
 	observer Observer
 	looped   sync.Once // guards the warning about a loop
@@ -90,6 +91,11 @@ func (r *Resolver) SetZones(list []Zone) error {
 		made = append(made, m)
 	}
 	r.current.Store(&made)
+	programs := make(map[string]zones, len(made))
+	for _, z := range made {
+		programs[z.name] = made.programs(z)
+	}
+	r.programs.Store(&programs)
 	return nil
 }
 
@@ -97,7 +103,13 @@ func (r *Resolver) SetZones(list []Zone) error {
 // Resolver.
 func (r *Resolver) SetUpstreams(addrs []netip.AddrPort) { r.upstream.SetAddrs(addrs) }
 
-func (r *Resolver) zones() zones {
+func (r *Resolver) zones(ctx context.Context) zones {
+	if name, ok := ctx.Value(programsKey{}).(string); ok {
+		if all := r.programs.Load(); all != nil {
+			return (*all)[name]
+		}
+		return nil
+	}
 	if zs := r.current.Load(); zs != nil {
 		return *zs
 	}
@@ -120,7 +132,7 @@ func (r *Resolver) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the name %q: %w", q.Question[0].Name, err)
 	}
-	rt := r.zones().route(question{key: key, qtype: q.Question[0].Qtype, qclass: q.Question[0].Qclass})
+	rt := r.zones(ctx).route(question{key: key, qtype: q.Question[0].Qtype, qclass: q.Question[0].Qclass})
 	var first *dns.Msg
 	if rt.late {
 		first, err = r.outside.ServeDNS(ctx, q)
@@ -153,7 +165,7 @@ func (r *Resolver) handle(ctx context.Context, network string, m, buf []byte) []
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	a := asked{network: network, m: m, buf: buf, q: q, rt: r.zones().route(q)}
+	a := asked{network: network, m: m, buf: buf, q: q, rt: r.zones(ctx).route(q)}
 	if r.observer != nil {
 		return r.observe(ctx, a)
 	}

@@ -32,6 +32,20 @@ type ask struct {
 // zones is the ordered list of the connections' zones. It is immutable.
 type zones []*zone
 
+// programs returns the zones as the programs of one of them see them: no other zone has its domain, and no name gets a
+// namespace.
+func (zs zones) programs(of *zone) zones {
+	out := make(zones, 0, len(zs))
+	for _, z := range zs {
+		if z == of || z.domain != of.domain {
+			without := *z
+			without.namespace = ""
+			out = append(out, &without)
+		}
+	}
+	return out
+}
+
 // route returns the route of a query. It depends only on its arguments and the zones' indexes.
 func (zs zones) route(q question) route {
 	zs = zs.claiming(q.key)
@@ -152,7 +166,7 @@ func (zs zones) shortName(q question) route {
 	}
 	var rt route
 	for _, z := range zs {
-		if z.services == nil {
+		if z.services == nil && z.namespace != "" {
 			rt.short, rt.guess = true, true
 			rt.add(z, z.under(z.namespace, "svc"))
 		}

@@ -53,6 +53,15 @@ func (r *Resolver) Serve(ctx context.Context, packets []net.PacketConn, listener
 	return err
 }
 
+type programsKey struct{}
+
+// ServePrograms is Serve for programs that have the search list of a pod of one zone, which has the Name zone. A name
+// without a namespace gets none here, and of the zones with one domain only theirs answers.
+func (r *Resolver) ServePrograms(ctx context.Context, zone string, packets []net.PacketConn,
+	listeners []net.Listener) error {
+	return r.Serve(context.WithValue(ctx, programsKey{}, zone), packets, listeners)
+}
+
 // packetBuffers holds the buffers that queries are read into and replies come back in.
 type packetBuffers struct{ sync.Pool }
 
@@ -214,7 +223,7 @@ func (r *Resolver) serveConn(ctx context.Context, c net.Conn) {
 }
 
 func (r *Resolver) answerTCP(ctx context.Context, m []byte, write func([]byte) error) error {
-	if q, err := parseQuery(m); err == nil && isTransfer(q.qtype) && r.zones().route(q).isOutside() {
+	if q, err := parseQuery(m); err == nil && isTransfer(q.qtype) && r.zones(ctx).route(q).isOutside() {
 		return r.transfer(ctx, m, q, write)
 	}
 	reply := r.handle(ctx, "tcp", m, nil)

@@ -594,7 +594,7 @@ func TestLongestDomainOfAllZonesAnswers(t *testing.T) {
 		"x.old.corp.test": "cluster.local", "corp.test": "cluster.local", "xcorp.test": "",
 	} {
 		got := ""
-		if asks := r.zones().route(question{key: name, qtype: dns.TypeA, qclass: dns.ClassINET}).asks; len(asks) > 0 {
+		if asks := r.zones(t.Context()).route(question{key: name, qtype: dns.TypeA, qclass: dns.ClassINET}).asks; len(asks) > 0 {
 			got = asks[0].zone.domain
 		}
 		if got != want {
