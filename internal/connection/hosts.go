@@ -2,6 +2,7 @@ package connection
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -34,8 +35,10 @@ const (
 	establishedTime = 5 * 24 * time.Hour
 )
 
-// hosts are the addresses that cluster DNS gives for names under the extra domains. A host is routed until its TTL has
-// passed and the last flow to it has ended, if it may be routed. hosts is a dns.Handler, and safe for concurrent use.
+// hosts are the addresses that cluster DNS gives for names under the extra domains, and those outside of the cluster's
+// networks that it gives for names of the cluster: a Service may lead to hosts that pods reach. A host is routed until
+// its TTL has passed and the last flow to it has ended, if it may be routed. hosts is a dns.Handler, and safe for
+// concurrent use.
 //
 //	query ─▶ cluster DNS ─▶ new addresses ── asked ─▶ routes: plan, apply ── settle ─▶ answer
 //	flows:   streams of the netstack (streams) and whole packets (see)
@@ -48,7 +51,8 @@ type hosts struct {
 	warn           func(string)
 	log            *slog.Logger
 
-	addrs atomic.Pointer[map[netip.Addr]bool] // of known, so that a packet to another address needs no lock
+	routes atomic.Pointer[[]netip.Prefix]      // as applied; nil: none yet
+	addrs  atomic.Pointer[map[netip.Addr]bool] // of known, so that a packet to another address needs no lock
 
 	mu    sync.Mutex
 	known map[netip.Addr]*host
@@ -58,11 +62,12 @@ type hosts struct {
 var _ dns.Handler = (*hosts)(nil)
 
 type host struct {
-	name    string
-	until   time.Time
-	settled chan struct{} // closed when a plan has seen it
-	refused string        // why it is not routed
-	failed  bool          // because its route could not be set: no plan may have it
+	name     string
+	until    time.Time
+	settled  chan struct{} // closed when a plan has seen it
+	refused  string        // why it is not routed
+	withheld bool          // no answer for a name of the cluster has it
+	failed   bool          // because its route could not be set: no plan may have it
 }
 
 // hostFlow is a flow to a host, whose packets cross whole.
@@ -89,7 +94,7 @@ func newHosts(r *api.ConnectRequest, streams *flows, domain func() string, warn 
 // ServeDNS asks cluster DNS. It returns an answer with new addresses after a plan has routed or refused them.
 func (h *hosts) ServeDNS(ctx context.Context, q *mdns.Msg) (*mdns.Msg, error) {
 	m, err := h.next.ServeDNS(ctx, q)
-	if err != nil || len(h.extra) == 0 {
+	if err != nil {
 		return m, err
 	}
 	found := h.find(q.Question[0].Name, m)
@@ -104,7 +109,55 @@ func (h *hosts) ServeDNS(ctx context.Context, q *mdns.Msg) (*mdns.Msg, error) {
 				context.Cause(ctx))
 		}
 	}
-	return dns.LimitTTL(m, maxHostTime), nil
+	if !h.ofCluster(q.Question[0].Name) {
+		return dns.LimitTTL(m, maxHostTime), nil
+	}
+	return h.withhold(trimName(q.Question[0].Name), dns.LimitTTL(m, maxHostTime), found)
+}
+
+// withhold removes the addresses that are withheld from an answer for a name of the cluster: the program would leave
+// this machine by another way than a pod, and reach another host. It returns an error if no address is left.
+func (h *hosts) withhold(name string, m *mdns.Msg, found []hostRecord) (*mdns.Msg, error) {
+	refused := map[netip.Addr]string{}
+	h.mu.Lock()
+	for _, r := range found {
+		if k := h.known[r.addr]; k == nil {
+			refused[r.addr] = "too many such addresses are in use"
+		} else if k.withheld {
+			refused[r.addr] = k.refused
+		}
+	}
+	h.mu.Unlock()
+	if len(refused) == 0 {
+		return m, nil
+	}
+	out, text := *m, ""
+	left := func(rr mdns.RR) bool {
+		a, ok := dns.Address(rr)
+		if ok && refused[a] != "" {
+			text = fmt.Sprintf("%s leads to %v, which is not routed into the cluster: %s; --exclude-cidr %[2]v reaches "+
+				"that address without the tunnel", name, a, refused[a])
+			h.warn(text)
+		}
+		return ok && refused[a] != ""
+	}
+	out.Answer, out.Extra = slices.DeleteFunc(slices.Clone(m.Answer), left), slices.DeleteFunc(slices.Clone(m.Extra), left)
+	if len(out.Answer) < len(m.Answer) && !slices.ContainsFunc(out.Answer, func(rr mdns.RR) bool {
+		_, ok := dns.Address(rr)
+		return ok
+	}) {
+		return nil, errors.New(text)
+	}
+	return &out, nil
+}
+
+// ofCluster reports whether a name is under the cluster's domain.
+func (h *hosts) ofCluster(name string) bool { return dns.IsUnder(trimName(name), h.domain()) }
+
+// isInside reports whether an address is routed for another reason than being a host, or nothing is routed yet.
+func (h *hosts) isInside(a netip.Addr) bool {
+	routes := h.routes.Load()
+	return routes == nil || covers(*routes, a) && !(*h.addrs.Load())[a]
 }
 
 // hostRecord is an A or AAAA record.
@@ -114,14 +167,15 @@ type hostRecord struct {
 	ttl  time.Duration
 }
 
-// find returns the addresses in an answer that belong to an extra domain: those of a name under it, its aliases
-// included.
+// find returns the addresses in an answer that belong to an extra domain, or to a name of the cluster and not to its
+// networks: those of a name under it, its aliases included.
 func (h *hosts) find(asked string, m *mdns.Msg) (found []hostRecord) {
-	all := h.covers(asked)
+	inside := h.ofCluster(asked)
+	all := inside || h.covers(asked)
 	for _, rr := range slices.Concat(m.Answer, m.Extra) {
 		name := rr.Header().Name
 		a, ok := dns.Address(rr)
-		if !ok || !all && !h.covers(name) {
+		if !ok || !all && !h.covers(name) || inside && !h.covers(name) && h.isInside(a) {
 			continue
 		}
 		if all {
@@ -136,7 +190,7 @@ func (h *hosts) find(asked string, m *mdns.Msg) (found []hostRecord) {
 // covers reports whether a name is under an extra domain and neither excluded nor the cluster's own.
 func (h *hosts) covers(name string) bool {
 	name = trimName(name)
-	return dns.IsUnderAny(name, h.extra) && !dns.IsUnderAny(name, h.exclude) && !dns.IsUnder(name, h.domain())
+	return dns.IsUnderAny(name, h.extra) && !dns.IsUnderAny(name, h.exclude) && !h.ofCluster(name)
 }
 
 func trimName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
@@ -167,8 +221,8 @@ func (h *hosts) add(found []hostRecord) (settled []<-chan struct{}) {
 	}
 	h.mu.Unlock()
 	if full {
-		h.warn(fmt.Sprintf("more than %d addresses of names under the extra domains were in use at once: the others "+
-			"are not routed", maxHosts))
+		h.warn(fmt.Sprintf("more than %d addresses behind the cluster were in use at once: the others are not routed",
+			maxHosts))
 	}
 	return settled
 }
@@ -219,6 +273,7 @@ func (h *hosts) settle(p planned) {
 		if why == "" && !covers(p.Routes, a) {
 			why = "its network is not routed"
 		}
+		k.withheld = p.Withheld[a]
 		h.decide(a, k, why)
 	}
 }
@@ -233,7 +288,7 @@ func (h *hosts) fail(err error) bool {
 		select {
 		case <-k.settled:
 		default:
-			k.failed, found = true, true
+			k.failed, k.withheld, found = true, true, true
 			h.decide(a, k, api.OneLine(err.Error()))
 		}
 	}
@@ -243,7 +298,7 @@ func (h *hosts) fail(err error) bool {
 // decide settles a host. The caller holds mu.
 func (h *hosts) decide(a netip.Addr, k *host, why string) {
 	if why != k.refused && why != "" {
-		h.log.Warn("an address of an extra domain is not routed", "name", k.name, "address", a, "why", why)
+		h.log.Warn("an address behind the cluster is not routed", "name", k.name, "address", a, "why", why)
 	}
 	k.refused = why
 	select {

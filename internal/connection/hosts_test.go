@@ -299,7 +299,7 @@ func TestAnswerWaitsForItsRoute(t *testing.T) {
 			{"db", "10.20.1.5/32 " + static, ""},
 			{"pod", "10.20.1.5/32 " + static, ""},
 			{"www", "10.20.1.5/32 " + static, "it is outside of private address space; --extra-cidr 203.0.113.10 routes it"},
-			{"gone", "10.20.1.5/32 " + static, "it is excluded, or the connection itself needs it outside of the tunnel"},
+			{"gone", "10.20.1.5/32 " + static, "it is excluded"},
 			{"other", "10.20.1.5/32 " + static, "10.20.1.7/32 overlaps 10.20.1.0/24 of another connected cluster"},
 			{"local", "10.20.1.5/32 " + static, "it is loopback"},
 			{"rich", "10.20.1.5/32 10.20.1.8/32 " + static, ""},
@@ -336,6 +336,72 @@ func TestAnswerWaitsForItsRoute(t *testing.T) {
 		defer stop()
 		if m, err := c.hosts.ServeDNS(short, question("db.corp.test")); err == nil {
 			t.Errorf("an answer without a route: %v", m)
+		}
+	})
+}
+
+// A Service may lead out of the cluster, and not into this machine's own network.
+func TestServiceLeadsOutOfTheCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &refusing{never: netip.MustParsePrefix("10.20.1.7/32")}
+		c := newProxied(t, n)
+		c.cfg.Request.ExcludeCIDRs = prefixes("10.20.9.0/24")
+		c.view.Update(func(v *view) {
+			v.lease = api.Lease{Addrs: addrs("198.19.0.9"), Resolver: netip.MustParseAddr("198.19.0.53")}
+			v.state = api.ManagerState{PodCIDRs: prefixes("10.244.0.0/16"), StatedPodCIDRs: prefixes("10.244.0.0/16"),
+				DNSDomain: "cluster.local", DNSServers: addrs("10.96.0.10")}
+		})
+		const under = ".default.svc.cluster.local"
+		c.hosts.next = &zoneFile{t: t, records: []string{
+			"pod" + under + ". 5 IN A 10.244.1.9", "db" + under + ". 5 IN A 10.20.1.5", "alias" + under + ". 5 IN CNAME db.corp.test.",
+			"db.corp.test. 60 IN A 10.20.1.6", "six" + under + ". 5 IN AAAA fd00:20::5", "away" + under + ". 5 IN A 203.0.113.10",
+			"asked" + under + ". 5 IN A 10.20.9.1", "local" + under + ". 5 IN A 127.0.0.1", "cloud" + under + ". 5 IN A 169.254.169.254",
+			"taken" + under + ". 5 IN A 10.20.1.7", "mixed" + under + ". 5 IN A 127.0.0.1", "mixed" + under + ". 5 IN A 10.244.1.9",
+		}}
+		if err := c.routes.bringUp(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- c.routes.maintain(ctx) }()
+		for _, tt := range []struct{ name, answer, routed, says string }{
+			{"pod", "10.244.1.9", "", ""},
+			{"db", "10.20.1.5", "10.20.1.5/32", ""},
+			{"alias", "10.20.1.6", "10.20.1.6/32", ""},
+			{"six", "fd00:20::5", "fd00:20::5/128", ""},
+			{"away", "203.0.113.10", "", ""}, // the same host without the tunnel
+			{"asked", "10.20.9.1", "", ""},   // the user excluded it
+			{"local", "", "", "127.0.0.1, which is not routed into the cluster: it is loopback"},
+			{"cloud", "", "", "169.254.169.254, which is not routed into the cluster: it is link-local"},
+			{"taken", "", "", "10.20.1.7, which is not routed into the cluster: 10.20.1.7/32 overlaps 10.20.1.0/24 of another connected cluster; --exclude-cidr 10.20.1.7"},
+			{"mixed", "10.244.1.9", "", "127.0.0.1"},
+		} {
+			var got []string
+			m, err := c.hosts.ServeDNS(t.Context(), question(tt.name+under))
+			if err == nil {
+				for _, rr := range m.Answer {
+					if a, ok := dns.Address(rr); ok {
+						got = append(got, a.String())
+					}
+				}
+			}
+			if strings.Join(got, " ") != tt.answer || (err != nil) != (tt.answer == "") {
+				t.Errorf("%s: %v, %v", tt.name, got, err)
+			}
+			if cidrs := text(c.Status().CIDRs); !strings.Contains(cidrs, tt.routed) {
+				t.Errorf("%s: the routes are %s", tt.name, cidrs)
+			}
+			if warnings := c.Status().Warnings; !strings.Contains(strings.Join(warnings, "\n"), tt.says) {
+				t.Errorf("%s: the warnings are %q", tt.name, warnings)
+			}
+		}
+		time.Sleep(time.Minute + 2*hostTick)
+		if got := text(c.Status().CIDRs); strings.Contains(got, "10.20.1") {
+			t.Errorf("after the TTL, the routes are %s", got)
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
 		}
 	})
 }

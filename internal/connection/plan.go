@@ -41,6 +41,7 @@ type planned struct {
 	Ask      []cluster.CIDR        // public networks that the cluster states and the user has not allowed
 	Overlaps []route.Overlap       // of Routes with local networks
 	Hosts    map[netip.Addr]string // why a host is not routed; empty: it is
+	Withheld map[netip.Addr]bool   // the hosts of those that a name of the cluster must not lead to either
 	Warnings []string
 }
 
@@ -178,16 +179,23 @@ func (p *planner) addHosts() error {
 	if len(p.networks.Hosts) == 0 {
 		return nil
 	}
-	p.out.Hosts = map[netip.Addr]string{}
+	p.out.Hosts, p.out.Withheld = map[netip.Addr]string{}, map[netip.Addr]bool{}
+	withhold := func(a netip.Addr, why string) { p.out.Hosts[a], p.out.Withheld[a] = why, true }
 	var add []netip.Prefix
 	for _, a := range p.networks.Hosts {
-		why := p.refuse(a)
-		if why == "" && !p.may.Contains(a) {
-			why = "it is excluded, or the connection itself needs it outside of the tunnel"
-		}
-		p.out.Hosts[a] = why
-		if why == "" {
-			add = append(add, netip.PrefixFrom(a, a.BitLen()))
+		at := netip.PrefixFrom(a, a.BitLen())
+		switch why := p.refuse(a); {
+		case slices.ContainsFunc(p.Exclude, func(e netip.Prefix) bool { return e.Contains(a) }):
+			p.out.Hosts[a] = "it is excluded"
+		case routable.Refuse(at) != "":
+			withhold(a, why)
+		case why != "": // public: without the tunnel, this machine reaches the same host
+			p.out.Hosts[a] = why
+		case !p.may.Contains(a):
+			withhold(a, "the connection itself needs it outside of the tunnel")
+		default:
+			p.out.Hosts[a] = ""
+			add = append(add, at)
 		}
 	}
 	found, err := p.overlaps(add)
@@ -195,14 +203,14 @@ func (p *planner) addHosts() error {
 		return err
 	}
 	for _, o := range found {
-		p.out.Hosts[o.Prefix.Addr()] = o.String()
+		withhold(o.Prefix.Addr(), o.String())
 	}
 	for _, h := range add {
 		switch {
 		case p.out.Hosts[h.Addr()] != "":
 		case covers(p.out.Routes, h.Addr()):
 		case len(p.out.Routes) >= routable.MaxRoutes:
-			p.out.Hosts[h.Addr()] = "this connection has too many routes"
+			withhold(h.Addr(), "this connection has too many routes")
 		default:
 			p.out.Routes = append(p.out.Routes, h)
 		}

@@ -183,6 +183,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 		return err
 	}
 	r.planned = p
+	r.hosts.routes.Store(&p.Routes)
 	r.status.change(func(report *report) {
 		report.shown.Device, report.shown.CIDRs, report.shown.Addresses = link.Name, p.Routes, nil
 		for _, a := range link.Addrs {
