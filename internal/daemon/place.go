@@ -55,19 +55,16 @@ func (h *placeHelper) Apply(ctx context.Context, state api.NetworkState) (api.Ne
 	if len(state.Links) == 0 {
 		return api.NetworkApplied{}, nil // the kernel removes the device with the Place
 	}
-	upstreams, search, err := nameservers(h.resolvConf)
+	upstreams, err := nameservers(h.resolvConf)
 	if err != nil {
 		return api.NetworkApplied{}, err
 	}
 	l := state.Links[0] // a Place has one connection
+	// This machine's search domains are left out: with ndots:5, a wildcard record in one of them would answer for every
+	// name outside of the cluster.
 	n := sandbox.Network{Addresses: l.Addrs, MTU: l.MTU, Search: l.SearchDomains, Options: []string{"ndots:5"}}
 	if l.Resolver.IsValid() {
 		n.DNS = []netip.Addr{l.Resolver}
-	}
-	for _, domain := range search { // a pod also has the search domains of its node
-		if !slices.Contains(n.Search, domain) {
-			n.Search = append(slices.Clip(n.Search), domain)
-		}
 	}
 	if err := h.place.SetNetwork(ctx, n); err != nil {
 		return api.NetworkApplied{}, err
@@ -79,14 +76,14 @@ func (h *placeHelper) Apply(ctx context.Context, state api.NetworkState) (api.Ne
 	return applied, nil
 }
 
-// nameservers reads the nameservers and the search domains of a resolv.conf.
-func nameservers(resolvConf string) (servers []netip.AddrPort, search []string, err error) {
+// nameservers reads the nameservers of a resolv.conf.
+func nameservers(resolvConf string) (servers []netip.AddrPort, err error) {
 	c, err := dns.ClientConfigFromFile(resolvConf)
 	if errors.Is(err, fs.ErrNotExist) {
 		c, err = &dns.ClientConfig{}, nil
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("cannot read the nameservers of this machine: %w", err)
+		return nil, fmt.Errorf("cannot read the nameservers of this machine: %w", err)
 	}
 	for _, text := range c.Servers {
 		if a, err := netip.ParseAddr(text); err == nil {
@@ -96,12 +93,7 @@ func nameservers(resolvConf string) (servers []netip.AddrPort, search []string, 
 	if len(servers) == 0 {
 		servers = []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 53)} // resolv.conf(5)
 	}
-	for _, domain := range c.Search {
-		if domain != "." && domain != "" {
-			search = append(search, domain)
-		}
-	}
-	return servers, search, nil
+	return servers, nil
 }
 
 // follow calls look at intervals until the helper is closed.
@@ -120,7 +112,7 @@ func (h *placeHelper) follow() {
 
 // look delivers the nameservers to Changes if they have changed since Apply.
 func (h *placeHelper) look() {
-	upstreams, _, err := nameservers(h.resolvConf)
+	upstreams, err := nameservers(h.resolvConf)
 	if err != nil {
 		h.log.Warn("reading the nameservers", "err", err)
 		return

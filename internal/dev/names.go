@@ -14,9 +14,6 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// maxSearch limits the search line to which this machine's domains are added, in bytes: musl ignores a longer one.
-const maxSearch = 240
-
 // resolve sends the name resolution for the program on the machine's network: first that of its pod by way of the
 // connection, and that of this machine when the daemon has released the connection. It sends nothing after ctx ends.
 func (r *Runner) resolve(ctx context.Context, p *Program, c *api.Connection, released <-chan struct{}) {
@@ -55,9 +52,10 @@ func machineNames(c *dns.ClientConfig) (n sandbox.Network) {
 	return n
 }
 
-// podNames returns the name resolution that a pod of the namespace has, with the search domains of this machine in place
-// of those of the node. The nameserver gives names no namespace: that of systemd-resolved does not, and the daemon has
-// one. The daemon's own resolver for the machine uses the namespace of the connection.
+// podNames returns the name resolution that a pod of the namespace has, without the search domains of its node or of
+// this machine: with ndots:5, a wildcard record in one of them answers for every name outside of the cluster. The
+// nameserver gives names no namespace: that of systemd-resolved does not, and the daemon has one. The daemon's resolver
+// for the machine uses the namespace of the connection.
 func podNames(s api.DNSStatus, pod *corev1.Pod, namespace string, machine sandbox.Network) sandbox.Network {
 	stub := func(a netip.Addr) bool { return a.IsLoopback() && strings.HasPrefix(a.String(), "127.0.0.5") }
 	n := sandbox.Network{DNS: machine.DNS}
@@ -76,12 +74,6 @@ func podNames(s api.DNSStatus, pod *corev1.Pod, namespace string, machine sandbo
 				option += ":" + *o.Value
 			}
 			n.Options = append(n.Options, option)
-		}
-	}
-	for _, d := range machine.Search {
-		ofCluster := d == s.Domain || strings.HasSuffix(d, "."+s.Domain) // of the connection, which systemd-resolved adds
-		if !ofCluster && len(strings.Join(n.Search, " "))+len(d) < maxSearch {
-			n.Search = append(n.Search, d)
 		}
 	}
 	return n

@@ -24,11 +24,11 @@ func TestProgramHasTheNamesOfItsPod(t *testing.T) {
 	}{
 		"a redirect of the machine's nameserver": {api.ResolverNFTables,
 			dns.ClientConfig{Servers: []string{"192.0.2.1"}, Search: []string{"corp.example"}}, "", nil,
-			"[198.19.0.54]", "[shop.svc.cluster.local svc.cluster.local cluster.local corp.example] [ndots:5]"},
+			"[198.19.0.54]", "[shop.svc.cluster.local svc.cluster.local cluster.local] [ndots:5]"},
 		"systemd-resolved, with the connection's search list": {api.ResolverResolved,
 			dns.ClientConfig{Servers: []string{"127.0.0.53"}, Search: []string{"default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"}},
 			corev1.DNSClusterFirst, nil,
-			"[127.0.0.53]", "[shop.svc.cluster.local svc.cluster.local cluster.local corp.example] [ndots:5]"},
+			"[127.0.0.53]", "[shop.svc.cluster.local svc.cluster.local cluster.local] [ndots:5]"},
 		"systemd-resolved that cannot be used": {api.ResolverNFTables, dns.ClientConfig{Servers: []string{"127.0.0.53"}}, "", nil,
 			"[198.19.0.54]", "[shop.svc.cluster.local svc.cluster.local cluster.local] [ndots:5]"},
 		"the pod adds domains and options": {api.ResolverFile, dns.ClientConfig{}, "",

@@ -22,7 +22,7 @@ var listeners = map[string][]string{
 	"internal/agent/receiver.go:listenTCP":             {"agent: intercepted TCP ports"},
 	"internal/agent/socket_linux.go:listenAgents":      {"agent: @kubevpn-agent"},
 	"internal/cli/socks.go:listenProxy":                {"connect --socks: proxy"},
-	"internal/connection/device.go:serveDNS":           {"daemon: resolver", "daemon: resolver"},
+	"internal/connection/device.go:serveDNSAt":         {"daemon: resolver", "daemon: resolver"},
 	"internal/connection/outside.go:DialEcho":          {""}, // the kernel delivers answers to its pings only
 	"internal/daemon/daemon.go:serve":                  {"daemon: its sockets"},
 	"internal/daemon/listen_unix.go:listen":            {"daemon: its sockets"},

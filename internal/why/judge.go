@@ -214,6 +214,13 @@ func (j *judge) name() finding {
 		return failed(api.ExitNameMissing, "cluster DNS does not answer for %s", host).
 			hint("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` " +
 				"shows\nthe checks of the connection.")
+	case j.Pod == nil && slices.ContainsFunc(j.Connection.DNS.Hosts, func(h api.Host) bool {
+		return !h.Routed && slices.Contains(want, h.Address)
+	}):
+		return failed(api.ExitRouteTaken, "%s leads to %s, which is not routed into the cluster", host,
+			api.Some(want, maxAddresses)).
+			hint("`kubevpn status` shows why. `kubevpn connect --exclude-cidr` lets this machine reach the address by\n" +
+				"itself.")
 	case len(want) > 0:
 		return j.taken(fmt.Sprintf("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
 			api.Some(want, maxAddresses)))

@@ -4,6 +4,11 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -107,31 +112,93 @@ func worldNames(t *testing.T, w *world, l *laptop) {
 	w.serveBehind(t)
 	w.apply(t, strings.NewReplacer("APP_IMAGE", appRef, "GATEWAY", gateway).Replace(worldNamesManifest))
 	t.Run("services_that_lead_out_of_the_cluster", func(t *testing.T) { worldBehind(t, l, gateway) })
-	t.Run("short_names_belong_to_the_workload", func(t *testing.T) { worldShortNames(t, l) })
+	programs := resolvers(t)
+	t.Run("short_names_belong_to_the_workload", func(t *testing.T) { worldShortNames(t, l, programs) })
+	t.Run("each_row_of_the_table", func(t *testing.T) { worldNameTable(t, w, l, programs) })
+}
+
+// resolvers are commands that print the address of a name, each by the resolver of another library.
+func resolvers(t *testing.T) map[string][]string {
+	t.Helper()
+	testenv.NeedPrograms(t, "musl-gcc", "getent")
+	dir := t.TempDir()
+	byGo, byMusl := filepath.Join(dir, "go"), filepath.Join(dir, "musl")
+	for _, argv := range [][]string{
+		{"go", "build", "-o", byGo, "./lookup"}, {"musl-gcc", "-static", "-o", byMusl, "lookup/lookup.c"}, {"chmod", "755", dir, filepath.Dir(dir)},
+	} {
+		cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v\n%s", argv, err, out)
+		}
+	}
+	return map[string][]string{"glibc": {"getent", "ahostsv4"}, "Go": {byGo}, "musl": {byMusl}}
+}
+
+// checkNames resolves names with each of the programs, which within starts, and compares the addresses. "" is a failure.
+func (l *laptop) checkNames(t *testing.T, within []string, programs map[string][]string, want map[string]string) {
+	t.Helper()
+	var runs sync.WaitGroup
+	for library, argv := range programs {
+		for name, address := range want {
+			runs.Go(func() {
+				r := l.run(t, slices.Concat(within, argv, []string{name})...)
+				if got, _, _ := strings.Cut(strings.TrimSpace(r.stdout), " "); got != address {
+					t.Errorf("by %s, %s is %q, want %q: %v", library, name, got, address, r)
+				}
+			})
+		}
+	}
+	runs.Wait()
 }
 
 // worldShortNames runs programs in two namespaces at once, beside a connection whose namespace is default.
-func worldShortNames(t *testing.T, l *laptop) {
+func worldShortNames(t *testing.T, l *laptop, programs map[string][]string) {
 	a, b, web := l.clusterIP(t, "names-a", "db"), l.clusterIP(t, "names-b", "db"), l.clusterIP(t, "default", "web")
+	outside := l.must(t, "dig", "+short", "www.outside.test")
 	var runs sync.WaitGroup
-	defer runs.Wait()
-	for _, tt := range []struct{ namespace, name, want string }{
-		{"names-a", "db", a}, {"names-b", "db", b}, // the same name, at once
-		{"names-a", "db.names-b", b}, {"names-b", "db.names-a.svc", a}, {"names-b", "db.names-a.svc.cluster.local", a},
-		{"names-a", "web", web}, // by the pod's dnsConfig
-		{"names-b", "web", ""},  // as in a pod, although the connection's namespace has it
-		{"names-b", "www.outside.test", l.must(t, "dig", "+short", "www.outside.test")},
+	for namespace, want := range map[string]map[string]string{
+		"names-a": {"db": a, "db.names-b": b, "web": web}, // the last by the pod's dnsConfig
+		// as in a pod, although the connection's namespace has web
+		"names-b": {"db": b, "db.names-a.svc": a, "db.names-a.svc.cluster.local": a, "web": "", "www.outside.test": outside},
 	} {
-		runs.Go(func() {
-			r := l.run(t, "kubevpn", "dev", "deployment/idle", "-n", tt.namespace, "--", "getent", "ahostsv4", tt.name)
-			got, _, _ := strings.Cut(r.stdout, " ")
-			if got != tt.want {
-				t.Errorf("%s in %s is %q, want %q: %v", tt.name, tt.namespace, got, tt.want, r)
-			}
-		})
+		within := []string{"kubevpn", "dev", "deployment/idle", "-n", namespace, "--"}
+		runs.Go(func() { l.checkNames(t, within, map[string][]string{"glibc": programs["glibc"]}, want) })
+		runs.Go(func() { l.checkNames(t, within, programs, map[string]string{"db": want["db"]}) })
 	}
+	runs.Wait()
 	if out := l.must(t, "getent", "ahostsv4", "web"); !strings.HasPrefix(out, web+" ") {
 		t.Errorf("beside the programs, web is %s", out)
+	}
+}
+
+// worldNameTable takes the rows of the table of names in docs/connect.md, on this machine and in a container behind it.
+func worldNameTable(t *testing.T, w *world, l *laptop, programs map[string][]string) {
+	a, web := l.clusterIP(t, "names-a", "db"), l.clusterIP(t, "default", "web")
+	outside := l.must(t, "dig", "+short", "www.outside.test")
+	l.checkNames(t, nil, programs, map[string]string{
+		"web": web, "web.default": web, "web.default.svc": web, "WEB.default.svc.cluster.local": web, "db.names-a": a, "db": "",
+		"nosuch.default.svc.cluster.local": "", "www.outside.test": outside,
+	})
+	root := &laptop{world: w, home: t.TempDir(), program: l.program} // root on the same machine, without a daemon
+	root.must(t, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+	root.finally(t, "sysctl", "-qw", "net.ipv4.ip_forward=0")
+	root.must(t, "nft", "add table ip world; add chain ip world post { type nat hook postrouting priority srcnat; }; "+
+		"add rule ip world post ip saddr 172.30.9.0/24 masquerade")
+	root.finally(t, "nft", "delete table ip world")
+	container := root.container(t, netip.MustParsePrefix("172.30.9.0/24"))
+	gateway := strings.Fields(l.must(t, "ip", "-4", "route", "show", "default"))[2]
+	for conf, want := range map[string]map[string]string{
+		"nameserver " + gateway: {"web.default.svc.cluster.local": "", "www.outside.test": outside},
+		"nameserver " + l.connection(t).DNS.Programs.String() + "\nsearch names-a.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5": {
+			"db": a, "web.default": web, "web": "", "www.outside.test": outside},
+	} {
+		file := filepath.Join(root.home, "resolv.conf")
+		if err := os.WriteFile(file, []byte(conf+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		within := slices.Concat(container, []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, file})
+		root.checkNames(t, within, programs, want)
 	}
 }
 
