@@ -1,6 +1,10 @@
 package api
 
 import (
+	"cmp"
+	"fmt"
+	"net"
+	"strconv"
 	"time"
 
 	"kubevpn/pkg/protocol/httpmatch"
@@ -36,12 +40,27 @@ type InterceptSpec struct {
 	Clone *CloneSpec `json:"clone,omitempty"`
 }
 
-// PortMap maps a port of a pod to a port of the laptop.
+// PortMap maps a port of a pod to a port of the laptop, or of a machine that the laptop reaches.
 type PortMap struct {
 	Protocol  string `json:"protocol"`       // "tcp" or "udp"
 	Container uint16 `json:"container"`      // where the application listens
 	Name      string `json:"name,omitempty"` // of the port in the pod's template
 	Local     uint16 `json:"local"`
+	// Host is the address or name of the machine that has Local, such as a container of the laptop; empty: the laptop.
+	Host string `json:"host,omitempty"`
+}
+
+// Place returns HOST:LOCAL, with localhost for the laptop.
+func (p PortMap) Place() string {
+	return net.JoinHostPort(cmp.Or(p.Host, "localhost"), strconv.Itoa(int(p.Local)))
+}
+
+// Where describes the place for people: "port 8080 of this machine" or "172.17.0.5:8080".
+func (p PortMap) Where() string {
+	if p.Host == "" {
+		return fmt.Sprintf("port %d of this machine", p.Local)
+	}
+	return p.Place()
 }
 
 // TLSTermination lets the agent terminate TLS with the key of the application, and use TLS towards the application.

@@ -115,7 +115,7 @@ func (o *cloneOptions) request(ctx context.Context, on func(api.Event)) (api.Int
 		return req, err
 	}
 	for _, p := range req.Spec.Ports {
-		if p.Local != p.Container {
+		if p.Local != p.Container || p.Host != "" {
 			return req, api.Errorf(api.ExitUsage, "--port: a clone receives requests at the ports of the workload").
 				WithHint("write one port, like --port 8080 or --port http; `kubevpn proxy` maps ports to this machine")
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -184,6 +185,11 @@ func (o *devOptions) attached(ctx context.Context,
 	on func(api.Event)) (req api.InterceptRequest, workload string, err error) {
 	if req, err = o.request(ctx, on, o.wantsRequests()); err != nil {
 		return req, "", err
+	}
+	if slices.ContainsFunc(req.Spec.Ports, func(p api.PortMap) bool { return p.Host != "" }) &&
+		(o.isolate || o.docker.enabled) {
+		return req, "", api.Errorf(api.ExitUsage, "--port: with --isolate and --docker, requests go to the program, "+
+			"and to no other host").WithHint("write it like --port 3000:8080")
 	}
 	req.Attached = true
 	workload = req.Workloads[0]

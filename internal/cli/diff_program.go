@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -21,16 +20,16 @@ const programEnd = 5 * time.Second
 // command with its process group. If it ends earlier, start calls cancel.
 func (d *diffRun) start(ctx context.Context, p *shadow.Program, cancel context.CancelCauseFunc) (stop func(),
 	err error) {
-	port := p.Listens(ctx)
+	place := p.Listens(ctx)
 	switch {
-	case len(d.command) == 0 && port == 0:
-		return nil, api.Errorf(api.ExitLocalPort, "no program of this machine listens on %s", d.ports()).
+	case len(d.command) == 0 && place == "":
+		return nil, api.Errorf(api.ExitLocalPort, "no program listens on %s", d.ports()).
 			WithHint("start it, or let this command start it: `kubevpn diff %s -- ./server`; if it listens on another "+
 				"port, add --port LOCAL:CONTAINER", d.intercept.Workload)
 	case len(d.command) == 0:
 		return func() {}, nil
-	case port != 0:
-		return nil, api.Errorf(api.ExitLocalPort, "another program already listens on port %d of this machine", port).
+	case place != "":
+		return nil, api.Errorf(api.ExitLocalPort, "another program already listens on %s", place).
 			WithHint("stop it, or compare with it: omit the command after --")
 	}
 	running, end := context.WithCancel(ctx)
@@ -63,7 +62,7 @@ func (d *diffRun) start(ctx context.Context, p *shadow.Program, cancel context.C
 		<-ended
 	})
 	d.o.app.note("waiting until %s listens on %s", d.command[0], d.ports())
-	listens := func(ctx context.Context) (bool, error) { return p.Listens(ctx) != 0, nil }
+	listens := func(ctx context.Context) (bool, error) { return p.Listens(ctx) != "", nil }
 	if err := poll(ctx, programStart, listens); err != nil {
 		stop()
 		if ctx.Err() != nil {
@@ -79,11 +78,11 @@ func (d *diffRun) start(ctx context.Context, p *shadow.Program, cancel context.C
 // programStart is how long the program may take until it listens: it may have to be compiled first.
 const programStart = 5 * time.Minute
 
-// ports returns text like "port 8080 or 9090 of this machine".
+// ports returns text like "port 8080 of this machine or 172.17.0.5:9090".
 func (d *diffRun) ports() string {
 	var texts []string
 	for _, p := range d.intercept.Ports {
-		texts = append(texts, fmt.Sprint(p.Local))
+		texts = append(texts, p.Where())
 	}
-	return "port " + strings.Join(texts, " or ") + " of this machine"
+	return strings.Join(texts, " or ")
 }

@@ -41,6 +41,8 @@ func newProxy(a *app) *cobra.Command {
 			"kubevpn proxy deploy/web --headers 'x-user=~me|you' --path /api --method GET,POST",
 			"To another port than the container's, TCP and UDP",
 			"kubevpn proxy sts/dns --port 3000:8080 --port udp/5353:53",
+			"To a container or virtual machine of this machine",
+			"kubevpn proxy deployment/web --port 8080=172.17.0.5:3000",
 			"Receive a copy, while the pods still answer", "kubevpn proxy service/web -n shop --mirror",
 			"Match headers of an application that serves TLS itself",
 			"kubevpn proxy deployment/web --headers x-user=me --tls-secret web-tls",
@@ -166,7 +168,7 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 			fmt.Fprintf(w, "  port      %s\n", portName(p))
 			continue
 		}
-		fmt.Fprintf(w, "  port      %s → localhost:%d\n", portName(p), p.Local)
+		fmt.Fprintf(w, "  port      %s → %s\n", portName(p), p.Place())
 	}
 	fmt.Fprintf(w, "  pods      %s\n", pods(i))
 	for _, pod := range i.Pods {

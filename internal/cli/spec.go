@@ -3,11 +3,14 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
@@ -56,8 +59,9 @@ const defaultContainer = "(default: the one in the annotation kubectl.kubernetes
 func (f *specFlags) addTarget(cmd *cobra.Command) {
 	f.addMatch(cmd)
 	flags := cmd.Flags()
-	f.addPorts(cmd, "port of this machine and of the container, [tcp|udp/]LOCAL:CONTAINER or [tcp|udp/]PORT for the "+
-		"same port; may be repeated (default: all ports, each to the same port)")
+	f.addPorts(cmd, "port of this machine and of the container, [tcp|udp/]LOCAL:CONTAINER, [tcp|udp/]PORT for the "+
+		"same port, or [tcp|udp/]CONTAINER=HOST:PORT for a program in a container or virtual machine; may be "+
+		"repeated (default: all ports, each to the same port)")
 	flags.StringSliceVar(&f.portmap, "portmap", nil,
 		"deprecated, use --port; the ports are in the order [tcp|udp/]CONTAINER:LOCAL")
 	flags.StringVarP(&f.container, "container", "c", "",
@@ -123,8 +127,8 @@ func (f *specFlags) portMaps() (ports []api.PortMap, err error) {
 		return nil
 	}
 	for _, text := range f.ports {
-		if err := add("port", text, "write it like --port 3000:8080, --port udp/5353:53, or --port 3000:http for a "+
-			"port that has a name", parsePort); err != nil {
+		if err := add("port", text, "write it like --port 3000:8080, --port udp/5353:53, --port 3000:http for a port "+
+			"that has a name, or --port 8080=172.17.0.5:3000 for a program in a container or virtual machine", parsePort); err != nil {
 			return nil, err
 		}
 	}
@@ -149,18 +153,49 @@ func checkMatch(cfg *config.Config, spec api.InterceptSpec, namespace string) er
 			"To take all requests nevertheless: --require-match=false")
 }
 
-// parsePort parses [tcp|udp/][LOCAL:]CONTAINER. CONTAINER is a number or the name of a port. LOCAL defaults to the same
-// port.
+// parsePort parses [tcp|udp/][LOCAL:]CONTAINER or [tcp|udp/]CONTAINER=[HOST:]LOCAL. CONTAINER is a number or the name of
+// a port. LOCAL defaults to the same port, and HOST to this machine.
 func parsePort(text string) (api.PortMap, error) {
 	protocol, rest, found := strings.Cut(text, "/")
 	if !found {
 		protocol, rest = "tcp", text
+	}
+	if container, place, found := strings.Cut(rest, "="); found {
+		host, local, err := parsePlace(place)
+		if err != nil {
+			return api.PortMap{}, fmt.Errorf("%q: %w", text, err)
+		}
+		p, err := newPortMap(text, protocol, container, local, true)
+		p.Host = host
+		return p, err
 	}
 	local, container, mapped := strings.Cut(rest, ":")
 	if !mapped {
 		local, container = "", rest
 	}
 	return newPortMap(text, protocol, container, local, mapped)
+}
+
+// parsePlace parses [HOST:]PORT. An IPv6 address is in brackets. The host is empty for this machine.
+func parsePlace(text string) (host, port string, err error) {
+	if !strings.Contains(text, ":") {
+		return "", text, nil
+	}
+	if host, port, err = net.SplitHostPort(text); err != nil {
+		return "", "", fmt.Errorf("%q is not HOST:PORT", text)
+	}
+	addr, failed := netip.ParseAddr(host)
+	switch {
+	case failed == nil && (addr.IsUnspecified() || addr.IsMulticast()):
+		return "", "", fmt.Errorf("%q is not the address of one machine", host)
+	case failed == nil:
+		return addr.Unmap().String(), port, nil
+	case strings.EqualFold(host, "localhost"):
+		return "", port, nil
+	case len(validation.IsDNS1123Subdomain(strings.ToLower(strings.TrimSuffix(host, ".")))) > 0:
+		return "", "", fmt.Errorf("%q is neither an address nor the name of a host", host)
+	}
+	return host, port, nil
 }
 
 // parsePortMap is parsePort for [tcp|udp/]CONTAINER[:LOCAL].

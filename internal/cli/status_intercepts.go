@@ -124,12 +124,14 @@ func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 	return lines
 }
 
-// portMaps formats ports like --port: "8080, udp/5353:53".
+// portMaps formats ports like --port: "8080, udp/5353:53, 80=172.17.0.5:8080".
 func portMaps(ports []api.PortMap) string {
 	var texts []string
 	for _, p := range ports {
 		text := portNumber(p.Protocol, p.Local)
-		if p.Local != p.Container {
+		if p.Host != "" {
+			text = portNumber(p.Protocol, p.Container) + "=" + p.Place()
+		} else if p.Local != p.Container {
 			text += fmt.Sprintf(":%d", p.Container)
 		}
 		texts = append(texts, text)

@@ -94,7 +94,8 @@ type Config struct {
 	Image      string            // of the agent; empty: the traffic manager's
 	Owner      string            // the name that others see: user@host
 	Key        *ecdsa.PrivateKey // authenticates the owner to the agents
-	// Dial connects to the programs that receive the requests, at loopback addresses. Nil dials on this machine.
+	// Dial connects to the programs that receive the requests, at loopback addresses. Nil dials on this machine,
+	// and the hosts that Spec names.
 	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
 	Progress func(api.Event) // safe for concurrent use; does not block
 	Logger   *slog.Logger
@@ -255,7 +256,14 @@ func (i *Intercept) read(ctx context.Context) error {
 	if i.cfg.Spec.Observe {
 		served = nil
 	}
-	i.subject, i.server = s, newServer(served, i.cfg.Dial, i.log)
+	dial := i.cfg.Dial
+	if dial == nil {
+		dial = i.placeDialer().DialContext
+	}
+	if err := i.checkPlaces(ctx, served); err != nil {
+		return err
+	}
+	i.subject, i.server = s, newServer(served, dial, i.log)
 	for _, p := range s.ports {
 		i.claim.Ports = append(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Container})
 	}

@@ -2,9 +2,15 @@ package intercept
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
@@ -80,9 +86,63 @@ func portsText(ports []api.PortMap) string {
 	texts := make([]string, len(ports))
 	for i, p := range ports {
 		texts[i] = fmt.Sprintf("%s %d", p.Protocol, p.Container)
-		if p.Local != p.Container {
+		if p.Host != "" {
+			texts[i] += " to " + p.Place()
+		} else if p.Local != p.Container {
 			texts[i] += fmt.Sprintf(" to %d", p.Local)
 		}
 	}
 	return strings.Join(texts, ", ")
+}
+
+// placeTimeout limits the check of the hosts that the user named.
+const placeTimeout = 2 * time.Second
+
+// errLoop is why the laptop does not dial an address: the request may return to the intercept.
+var errLoop = errors.New("the connection leads into the cluster there, and the requests may return to the workload")
+
+// placeDialer returns a dialer that does not dial through the connection: there may be the workload itself.
+func (i *Intercept) placeDialer() *net.Dialer {
+	return &net.Dialer{Control: func(_, address string, _ syscall.RawConn) error {
+		at, err := netip.ParseAddrPort(address)
+		if err != nil || at.Addr().IsLoopback() {
+			return err
+		}
+		for _, network := range i.cfg.Session.Status().CIDRs {
+			if network.Contains(at.Addr().Unmap()) {
+				return fmt.Errorf("%v: %w", at, errLoop)
+			}
+		}
+		return nil
+	}}
+}
+
+// checkPlaces returns an error if a host that the user named cannot be the place of a program. If none listens yet, it
+// warns.
+func (i *Intercept) checkPlaces(ctx context.Context, ports []api.PortMap) error {
+	dialer := i.placeDialer()
+	dialer.Timeout = placeTimeout
+	for _, p := range ports {
+		if p.Host == "" {
+			continue
+		}
+		conn, err := dialer.DialContext(ctx, p.Protocol, p.Place())
+		var unknown *net.DNSError
+		switch {
+		case err == nil:
+			conn.Close()
+		case errors.Is(err, errLoop):
+			return api.Errorf(api.ExitUsage, "requests cannot go to %s: %w", p.Place(), errLoop).
+				WithHint("Name a host outside of the cluster's networks. `kubevpn clone` sends requests to a copy in " +
+					"the cluster.")
+		case errors.As(err, &unknown):
+			return api.Errorf(api.ExitUsage, "requests cannot go to %s: %w", p.Place(), err).
+				WithHint("Check the name with `getent hosts %s`, or use an address.", p.Host)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		default:
+			i.warn(fmt.Sprintf("no program answers at %s now: %v", p.Place(), err))
+		}
+	}
+	return nil
 }

@@ -7,7 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/netip"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -27,8 +27,21 @@ const (
 // localTimeout limits a dial of a local address: a listener whose backlog is full does not answer.
 const localTimeout = 10 * time.Second
 
-// loopback has the addresses of local programs, in the order in which the server tries them.
-var loopback = [...]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+// place is where a program listens: addresses or a name, in the order in which the server tries them.
+type place struct {
+	hosts []string
+	port  uint16
+}
+
+// placeOf returns the place of a port. On this machine it has the loopback addresses.
+func placeOf(p api.PortMap) place {
+	if p.Host != "" {
+		return place{[]string{p.Host}, p.Local}
+	}
+	return place{[]string{"127.0.0.1", "::1"}, p.Local}
+}
+
+func (p place) address(n int) string { return net.JoinHostPort(p.hosts[n], strconv.Itoa(int(p.port))) }
 
 type port struct {
 	protocol string // "tcp" or "udp"
@@ -38,11 +51,11 @@ type port struct {
 // server connects the streams of agents to programs of this machine.
 //
 //	agent opens a stream:  TCP or UDP, from the client, to a port of the pod
-//	  the port of the laptop for that port ─▶ 127.0.0.1, else ::1
+//	  the place for that port ─▶ 127.0.0.1, else ::1, or the host that the user named
 //	    connected ─▶ accepted: the server relays bytes, half-closes, resets, and datagrams one by one
 //	    refused   ─▶ rejected with that code, which the agent passes to the client
 type server struct {
-	local  map[port]uint16
+	local  map[port]place
 	dial   dialLocal
 	budget *transport.Budget // shared by the sessions with all agents
 	log    *slog.Logger
@@ -51,15 +64,12 @@ type server struct {
 // dialLocal connects to a local program. Its conns are sockets.
 type dialLocal func(ctx context.Context, network, address string) (net.Conn, error)
 
-// newServer returns a server that connects to programs with dial. A nil dial connects to programs of this machine.
+// newServer returns a server that connects to programs with dial.
 func newServer(ports []api.PortMap, dial dialLocal, log *slog.Logger) *server {
-	if dial == nil {
-		dial = new(net.Dialer).DialContext
-	}
-	s := &server{local: make(map[port]uint16, len(ports)), dial: dial,
+	s := &server{local: make(map[port]place, len(ports)), dial: dial,
 		budget: transport.NewBudget(maxRequests, maxBuffered), log: log}
 	for _, p := range ports {
-		s.local[port{p.Protocol, p.Container}] = p.Local
+		s.local[port{p.Protocol, p.Container}] = placeOf(p)
 	}
 	return s
 }
@@ -112,8 +122,8 @@ func (s *server) answer(ctx context.Context, in *transport.Incoming) error {
 	return nil
 }
 
-// dialTCP connects to a port of a local program. It gives up when ctx ends or gone is closed.
-func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local uint16) (*net.TCPConn, error) {
+// dialTCP connects to a program. It gives up when ctx ends or gone is closed.
+func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local place) (*net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
 	stop := make(chan struct{})
@@ -126,8 +136,8 @@ func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local uint16
 		}
 	}()
 	var refused error
-	for _, addr := range loopback {
-		conn, err := s.dial(ctx, "tcp", netip.AddrPortFrom(addr, local).String())
+	for n := range local.hosts {
+		conn, err := s.dial(ctx, "tcp", local.address(n))
 		if err == nil {
 			return conn.(*net.TCPConn), nil
 		}
@@ -188,7 +198,7 @@ func relay(agent *transport.Stream, program *net.TCPConn, gone <-chan struct{}) 
 	agent.Close()
 }
 
-func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local uint16) error {
+func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local place) error {
 	flow, err := openUDP(ctx, s.dial, local)
 	if err != nil {
 		return errors.Join(err, in.RejectError(err))
@@ -206,28 +216,28 @@ func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local ui
 type udpFlow struct {
 	ctx   context.Context // the server's
 	dial  dialLocal
-	local uint16
+	local place
 	conn  atomic.Pointer[net.UDPConn]
 
 	mu       sync.Mutex
 	first    []byte // the first datagram, until the program answers
 	answered bool
-	next     int // index in loopback
+	next     int // index in local.hosts
 	closed   bool
 }
 
-func openUDP(ctx context.Context, dial dialLocal, local uint16) (*udpFlow, error) {
+func openUDP(ctx context.Context, dial dialLocal, local place) (*udpFlow, error) {
 	f := &udpFlow{ctx: ctx, dial: dial, local: local}
 	return f, f.advance()
 }
 
-// advance connects to the next loopback address.
+// advance connects to the next host.
 func (f *udpFlow) advance() error {
-	err := fmt.Errorf("port %d of this machine: %w", f.local, syscall.ECONNREFUSED)
+	err := fmt.Errorf("%s: %w", f.local.address(0), syscall.ECONNREFUSED)
 	ctx, cancel := context.WithTimeout(f.ctx, localTimeout)
 	defer cancel()
-	for f.next < len(loopback) {
-		conn, failed := f.dial(ctx, "udp", netip.AddrPortFrom(loopback[f.next], f.local).String())
+	for f.next < len(f.local.hosts) {
+		conn, failed := f.dial(ctx, "udp", f.local.address(f.next))
 		f.next++
 		if failed == nil {
 			f.conn.Store(conn.(*net.UDPConn))
@@ -329,7 +339,7 @@ func (f *udpFlow) refused(conn *net.UDPConn) error {
 	case f.conn.Load() != conn:
 		return nil // the flow has another socket already
 	case f.answered:
-		return fmt.Errorf("port %d of this machine: %w", f.local, syscall.ECONNREFUSED)
+		return fmt.Errorf("%s: %w", f.local.address(0), syscall.ECONNREFUSED)
 	}
 	if err := f.advance(); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,7 +31,7 @@ func serving(t *testing.T, ports ...api.PortMap) *transport.Session {
 	laptop, agent := transporttest.Pair(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { newServer(ports, nil, quiet()).accept(ctx, laptop) })
+	wg.Go(func() { newServer(ports, new(net.Dialer).DialContext, quiet()).accept(ctx, laptop) })
 	t.Cleanup(func() {
 		laptop.Close()
 		cancel()
@@ -183,7 +184,8 @@ func TestEndOfSessionResetsTheProgram(t *testing.T) {
 
 // Also empty ones, at each loopback address.
 func TestDatagramsKeepTheirSizes(t *testing.T) {
-	for _, tt := range []struct{ name, network, address string }{{"ipv4", "udp4", "127.0.0.1:0"}, {"ipv6", "udp6", "[::1]:0"}} {
+	for _, tt := range []struct{ name, network, address, host string }{
+		{"ipv4", "udp4", "127.0.0.1:0", ""}, {"ipv6", "udp6", "[::1]:0", ""}, {"other host", "udp4", "127.0.0.5:0", "127.0.0.5"}} {
 		t.Run(tt.name, func(t *testing.T) {
 			l, err := net.ListenPacket(tt.network, tt.address)
 			if err != nil {
@@ -202,7 +204,7 @@ func TestDatagramsKeepTheirSizes(t *testing.T) {
 					l.WriteTo(b[:n], from)
 				}
 			})
-			agent := serving(t, api.PortMap{Protocol: "udp", Container: 53, Local: uint16(l.LocalAddr().(*net.UDPAddr).Port)})
+			agent := serving(t, api.PortMap{Protocol: "udp", Container: 53, Host: tt.host, Local: uint16(l.LocalAddr().(*net.UDPAddr).Port)})
 			p, err := agent.OpenPackets(t.Context(), transport.Request{Proto: transport.ProtoUDP, Src: client, Dst: netip.AddrPortFrom(podIP, 53)})
 			if err != nil {
 				t.Fatal(err)
@@ -233,4 +235,51 @@ func TestDatagramToClosedPortIsRefused(t *testing.T) {
 	if _, err := p.ReadPacket(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("got %v", err)
 	}
+}
+
+func TestRequestsGoToTheHostThatTheUserNamed(t *testing.T) {
+	for _, host := range []string{"127.0.0.5", "localhost"} { // a container of this machine has an address of its own
+		local := program(t, "tcp4", net.JoinHostPort(strings.Replace(host, "localhost", "127.0.0.1", 1), "0"), func(c *net.TCPConn) {
+			fmt.Fprint(c, c.LocalAddr().(*net.TCPAddr).IP)
+			c.Close()
+		})
+		agent := serving(t, api.PortMap{Protocol: "tcp", Container: 8080, Local: local, Host: host})
+		stream, err := open(t, agent, 8080)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(stream); err != nil || host != "localhost" && string(got) != host {
+			t.Errorf("%s: got %q, %v", host, got, err)
+		}
+	}
+}
+
+// The request would come back to the agent, which would send it here again.
+func TestRequestsDoNotGoThroughTheConnection(t *testing.T) {
+	i := &Intercept{cfg: Config{Session: routed{}, Progress: func(api.Event) {}}, log: quiet()}
+	closed := testenv.ClosedPort(t, "tcp").Port()
+	for _, tt := range []struct{ protocol, host, message, warning string }{
+		{"tcp", "127.0.0.9", "", "no program answers at 127.0.0.9"},
+		{"tcp", "127.0.1.9", "", "no program answers at 127.0.1.9"},
+		{"udp", "127.0.1.9", "", ""},
+		{"tcp", "192.0.2.9", "requests cannot go to 192.0.2.9:.*leads into the cluster", ""},
+		{"udp", "192.0.2.9", "requests cannot go to 192.0.2.9:.*leads into the cluster", ""},
+		{"tcp", "no-such-host.invalid", "requests cannot go to no-such-host.invalid", ""},
+	} {
+		i.status.Warnings = nil
+		err := i.checkPlaces(t.Context(), []api.PortMap{{Protocol: tt.protocol, Container: 80, Local: closed, Host: tt.host}})
+		if message := fmt.Sprint(err); (err != nil) != (tt.message != "") || !regexp.MustCompile(tt.message).MatchString(message) {
+			t.Errorf("%s %s: %v", tt.protocol, tt.host, err)
+		}
+		if got := strings.Join(i.status.Warnings, "\n"); (got == "") != (tt.warning == "") || !strings.Contains(got, tt.warning) {
+			t.Errorf("%s %s: warnings %q", tt.protocol, tt.host, got)
+		}
+	}
+}
+
+// routed is a connection that routes a network.
+type routed struct{ Session }
+
+func (routed) Status() api.Connection {
+	return api.Connection{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
 }

@@ -1,6 +1,7 @@
 package shadow
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -24,20 +25,20 @@ const Timeout = 10 * time.Second
 
 // Program is the program of this machine. Its methods are safe for concurrent use.
 type Program struct {
-	ports map[uint16]uint16 // ports of this machine, by port of the container
-	body  int64             // bytes of a body that are compared
-	plain http.RoundTripper // HTTP/1 and TLS
-	h2c   http.RoundTripper // HTTP/2 without TLS
+	ports map[uint16]api.PortMap // by port of the container
+	body  int64                  // bytes of a body that are compared
+	plain http.RoundTripper      // HTTP/1 and TLS
+	h2c   http.RoundTripper      // HTTP/2 without TLS
 
-	listened sync.Map // the local ports on which a program has listened
+	listened sync.Map // the places where a program has listened
 }
 
 // NewProgram returns the program that listens on the local ports. body is how many bytes of a body are compared.
 func NewProgram(ports []api.PortMap, body int) *Program {
-	p := &Program{ports: make(map[uint16]uint16, len(ports)), body: int64(body)}
+	p := &Program{ports: make(map[uint16]api.PortMap, len(ports)), body: int64(body)}
 	for _, m := range ports {
 		if m.Protocol == "tcp" {
-			p.ports[m.Container] = m.Local
+			p.ports[m.Container] = m
 		}
 	}
 	transport := func(protocols ...func(*http.Protocols, bool)) *http.Transport {
@@ -58,13 +59,13 @@ func NewProgram(ports []api.PortMap, body int) *Program {
 	return p
 }
 
-// dialLocal connects to a port of this machine, as intercepts do.
+// dialLocal connects to a place, as intercepts do.
 func dialLocal(ctx context.Context, _, address string) (net.Conn, error) {
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, fmt.Errorf("parsing an address: %w", err)
-	}
 	var d net.Dialer
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host != "localhost" {
+		return d.DialContext(ctx, "tcp", address)
+	}
 	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", port))
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		if conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("::1", port)); err == nil {
@@ -74,16 +75,16 @@ func dialLocal(ctx context.Context, _, address string) (net.Conn, error) {
 	return conn, err
 }
 
-// Listens returns the first local port on which a program listens, or 0.
-func (p *Program) Listens(ctx context.Context) uint16 {
+// Listens returns the first place where a program listens, for people, or "".
+func (p *Program) Listens(ctx context.Context) string {
 	for _, port := range p.ports {
-		if conn, err := dialLocal(ctx, "tcp", net.JoinHostPort("", fmt.Sprint(port))); err == nil {
+		if conn, err := dialLocal(ctx, "tcp", port.Place()); err == nil {
 			conn.Close()
-			p.listened.Store(port, true)
-			return port
+			p.listened.Store(port.Place(), true)
+			return port.Where()
 		}
 	}
-	return 0
+	return ""
 }
 
 // Send is Config.Send. A port that refuses is an answer only once a program has listened on it: a program that listens
@@ -94,9 +95,9 @@ func (p *Program) Send(ctx context.Context, e *api.Exchange) *api.Exchange {
 	ctx, cancel := context.WithTimeoutCause(ctx, Timeout, fmt.Errorf("no answer within %v", Timeout))
 	defer cancel()
 	err := p.exchange(ctx, e, local)
-	if port := local.Server.Port(); !errors.Is(err, syscall.ECONNREFUSED) {
-		p.listened.Store(port, true)
-	} else if _, listened := p.listened.Load(port); !listened {
+	if place := p.ports[e.Server.Port()].Place(); !errors.Is(err, syscall.ECONNREFUSED) {
+		p.listened.Store(place, true)
+	} else if _, listened := p.listened.Load(place); !listened {
 		return nil
 	}
 	local.Seconds = time.Since(local.Began).Seconds()
@@ -116,8 +117,11 @@ func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
 	if !known {
 		return fmt.Errorf("the intercept forwards port %d to no port of this machine", e.Server.Port())
 	}
-	local.Server = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
-	req, err := request(ctx, e, port)
+	addr, err := netip.ParseAddr(cmp.Or(port.Host, "127.0.0.1"))
+	if err == nil { // not a name
+		local.Server = netip.AddrPortFrom(addr, port.Local)
+	}
+	req, err := request(ctx, e, port.Place())
 	if err != nil {
 		return err
 	}
@@ -144,14 +148,14 @@ func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
 	return nil
 }
 
-// request returns the recorded request for a port of this machine.
-func request(ctx context.Context, e *api.Exchange, port uint16) (*http.Request, error) {
+// request returns the recorded request for a place.
+func request(ctx context.Context, e *api.Exchange, place string) (*http.Request, error) {
 	r := &e.Request
 	scheme := "http"
 	if r.Scheme == "https" {
 		scheme = "https"
 	}
-	to := &url.URL{Scheme: scheme, Host: fmt.Sprintf("localhost:%d", port)}
+	to := &url.URL{Scheme: scheme, Host: place}
 	if r.Path == "*" { // OPTIONS *
 		to.Opaque = "*"
 	} else if at, err := url.ParseRequestURI(r.Path); err != nil {

@@ -87,7 +87,7 @@ func TestProgramThatDoesNotAnswer(t *testing.T) {
 	if got := hangs.Send(ctx, toPort(8080, "GET", "/")); got.Error != "enough" {
 		t.Errorf("%+v", got)
 	}
-	if hangs.Listens(t.Context()) == 0 || NewProgram(nil, 0).Listens(t.Context()) != 0 {
+	if hangs.Listens(t.Context()) == "" || NewProgram(nil, 0).Listens(t.Context()) != "" {
 		t.Error("Listens is wrong")
 	}
 }
@@ -96,14 +96,14 @@ func TestProgramThatDoesNotAnswer(t *testing.T) {
 func TestRequestsToAPortOnWhichNothingHasListenedAreNotCompared(t *testing.T) {
 	p := listening(t, 5, func(http.ResponseWriter, *http.Request) {})
 	closed := testenv.ClosedPort(t, "tcp").Port()
-	p.ports[9090] = closed
+	p.ports[9090] = api.PortMap{Local: closed}
 	if got := p.Send(t.Context(), toPort(9090, "GET", "/")); got != nil {
 		t.Errorf("before the program listens: %+v", got)
 	}
 	if got := p.Send(t.Context(), toPort(8080, "GET", "/")); got == nil || got.Response == nil {
 		t.Errorf("to the port that is open: %+v", got)
 	}
-	p.listened.Store(closed, true)
+	p.listened.Store(p.ports[9090].Place(), true)
 	if got := p.Send(t.Context(), toPort(9090, "GET", "/")); got == nil || !strings.Contains(got.Error, "refused") {
 		t.Errorf("to a port that has closed: %+v", got)
 	}

@@ -231,16 +231,17 @@ func (j *judge) program() finding {
 	if n < 0 {
 		return found(api.HopUnknown, "port %d of the pod has no port of this machine", l.request.Port)
 	}
-	port := l.intercept.Ports[n].Local
-	switch s := j.Local[port]; {
+	place := l.intercept.Ports[n]
+	switch s := j.Local[place.Place()]; {
 	case s.Tried() && !s.Done:
-		return failed(api.ExitLocalPort, "nothing listens on port %d of this machine: %s", port, s.Error).
-			hint("Start your program there; it must listen on 127.0.0.1 or ::1. For another port, run `kubevpn proxy "+
-				"%s --port LOCAL:%d`.", api.ShellQuote(l.intercept.Workload), l.request.Port)
+		return failed(api.ExitLocalPort, "nothing listens on %s: %s", place.Where(), s.Error).
+			hint("Start your program there; on this machine it must listen on 127.0.0.1 or ::1. For another port, run "+
+				"`kubevpn proxy %s --port LOCAL:%d`, for another host `--port %[2]d=HOST:PORT`.",
+				api.ShellQuote(l.intercept.Workload), l.request.Port)
 	case j.Trip.Answer.Failure == trip.TimedOut:
-		return failed(api.ExitLocalHang, "the program on port %d of this machine accepted it, and sent no answer "+
-			"within %.1f s", port, j.Trip.Answer.Seconds).
+		return failed(api.ExitLocalHang, "the program on %s accepted it, and sent no answer within %.1f s",
+			place.Where(), j.Trip.Answer.Seconds).
 			hint("It may stand at a breakpoint, or hang. --timeout waits for longer.")
 	}
-	return found(api.HopOK, "the program on port %d of this machine has it", port)
+	return found(api.HopOK, "the program on %s has it", place.Where())
 }

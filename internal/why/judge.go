@@ -50,7 +50,7 @@ type facts struct {
 	Unsent *api.Error                   // why the request could not be sent from the pod
 	Dials  map[netip.AddrPort]trip.Step // to endpoints, from Source
 	Traces []api.InterceptTrace         // of this machine's intercepts in the cluster
-	Local  map[uint16]trip.Step         // dials to ports of this machine
+	Local  map[string]trip.Step         // dials to programs, by api.PortMap.Place
 	// Missing tells why objects could not be read: "you may not list pods in the namespace shop".
 	Missing map[object]string
 }

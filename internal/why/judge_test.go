@@ -204,7 +204,7 @@ var planted = map[string]struct {
 	}, api.ExitOldConnection, api.HopAgent, "older than the intercept"},
 	"no program on this machine": {func(_ *testing.T, f *facts) {
 		f.intercepted(0, mine)
-		f.Local[3000], f.Trip.Status = refused, 502
+		f.Local["localhost:3000"], f.Trip.Status = refused, 502
 	}, api.ExitLocalPort, api.HopProgram, "nothing listens on port 3000"},
 	"a program of this machine that hangs": {func(_ *testing.T, f *facts) {
 		f.intercepted(0, mine)
@@ -330,7 +330,7 @@ func (f *facts) intercepted(to int, claims ...api.TracedClaim) *api.InterceptTra
 		Pods: []api.PodTrace{{Pod: "web-1", Trace: &api.AgentTrace{
 			Requests: []api.TracedRequest{{Port: 8080, Claims: claims, To: to}}}}},
 	}}
-	f.Local = map[uint16]trip.Step{3000: ok}
+	f.Local = map[string]trip.Step{"localhost:3000": ok}
 	return &f.Traces[0]
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -84,7 +85,7 @@ type observer struct {
 func newObserver(cfg Config) *observer {
 	o := &observer{here: trip.Run, facts: facts{
 		Config: cfg, Port: trip.Port(cfg.Request.URL),
-		Dials: map[netip.AddrPort]trip.Step{}, Local: map[uint16]trip.Step{}, Missing: map[object]string{},
+		Dials: map[netip.AddrPort]trip.Step{}, Local: map[string]trip.Step{}, Missing: map[object]string{},
 	}}
 	f, c := &o.facts, cfg.Connection
 	if f.Source = cfg.Pod; cfg.Pod != nil {
@@ -110,24 +111,33 @@ func (o *observer) trace(ctx context.Context) {
 	})
 }
 
-// dialLocal connects to the ports of this machine to which the intercepts lead.
+// dialLocal connects to the programs to which the intercepts lead.
 func (o *observer) dialLocal(ctx context.Context) {
-	four, six := netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
+	places := map[netip.AddrPort]string{}
 	var to []netip.AddrPort
 	for _, i := range o.Traces {
 		for _, p := range i.Ports {
-			if p.Protocol == "tcp" && len(to) < 2*maxDials {
-				to = append(to, netip.AddrPortFrom(four, p.Local), netip.AddrPortFrom(six, p.Local))
+			if p.Protocol != "tcp" || len(to) >= 2*maxDials {
+				continue
+			}
+			addrs := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+			if p.Host != "" {
+				addrs, _ = net.DefaultResolver.LookupNetIP(ctx, "ip", p.Host) // without one, the place is unknown
+			}
+			for _, addr := range addrs[:min(len(addrs), 2)] {
+				at := netip.AddrPortFrom(addr.Unmap(), p.Local)
+				to, places[at] = append(to, at), p.Place()
 			}
 		}
 	}
 	if len(to) == 0 {
 		return
 	}
-	report, _ := o.here(ctx, trip.Errand{Dial: to}) // without an answer, the ports are unknown
-	for at, s := range report.Dials {
-		if s.Done || at.Addr() == four && !o.Local[at.Port()].Done {
-			o.Local[at.Port()] = s
+	report, _ := o.here(ctx, trip.Errand{Dial: to}) // without an answer, the places are unknown
+	for _, at := range to {
+		s, dialed := report.Dials[at]
+		if first := o.Local[places[at]]; dialed && (s.Done || !first.Tried()) { // users expect the first address
+			o.Local[places[at]] = s
 		}
 	}
 }

@@ -257,7 +257,7 @@ func diffExits(t *testing.T, l *laptop, s *shop, v *visitor) {
 		args          []string
 	}{
 		{"nothing was compared", "no request was compared", api.ExitNotCompared, []string{"--for", "1ms", "--", filepath.Join(bin, "app"), "-host", "127.0.0.1"}},
-		{"no program", "no program of this machine listens on port 8080", api.ExitLocalPort, nil},
+		{"no program", "no program listens on port 8080 of this machine", api.ExitLocalPort, nil},
 		{"the program ends", "false ended: exit status 1", api.ExitLocalPort, []string{"--", "false"}},
 		{"no such program", "cannot start /nonexistent", api.ExitUsage, []string{"--", "/nonexistent"}},
 		{"bad path", "is invalid", api.ExitUsage, []string{"--ignore", "$["}},
