@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
@@ -153,17 +151,14 @@ func checkMatch(cfg *config.Config, spec api.InterceptSpec, namespace string) er
 			"To take all requests nevertheless: --require-match=false")
 }
 
-// parsePort parses [tcp|udp/][LOCAL:]CONTAINER or [tcp|udp/]CONTAINER=[HOST:]LOCAL. CONTAINER is a number or the name of
-// a port. LOCAL defaults to the same port, and HOST to this machine.
+// parsePort parses [tcp|udp/][LOCAL:]CONTAINER or [tcp|udp/]CONTAINER=HOST:LOCAL. CONTAINER is a number or the name of
+// a port. LOCAL defaults to the same port.
 func parsePort(text string) (api.PortMap, error) {
-	protocol, rest, found := strings.Cut(text, "/")
-	if !found {
-		protocol, rest = "tcp", text
-	}
-	if container, place, found := strings.Cut(rest, "="); found {
-		host, local, err := parsePlace(place)
-		if err != nil {
-			return api.PortMap{}, fmt.Errorf("%q: %w", text, err)
+	protocol, rest := cutProtocol(text)
+	if container, place, other := strings.Cut(rest, "="); other {
+		host, local, err := net.SplitHostPort(place)
+		if err != nil || host == "" {
+			return api.PortMap{}, fmt.Errorf("%q: %q is not HOST:PORT", text, place)
 		}
 		p, err := newPortMap(text, protocol, container, local, true)
 		p.Host = host
@@ -171,41 +166,23 @@ func parsePort(text string) (api.PortMap, error) {
 	}
 	local, container, mapped := strings.Cut(rest, ":")
 	if !mapped {
-		local, container = "", rest
+		container = local
 	}
 	return newPortMap(text, protocol, container, local, mapped)
-}
-
-// parsePlace parses [HOST:]PORT. An IPv6 address is in brackets. The host is empty for this machine.
-func parsePlace(text string) (host, port string, err error) {
-	if !strings.Contains(text, ":") {
-		return "", text, nil
-	}
-	if host, port, err = net.SplitHostPort(text); err != nil {
-		return "", "", fmt.Errorf("%q is not HOST:PORT", text)
-	}
-	addr, failed := netip.ParseAddr(host)
-	switch {
-	case failed == nil && (addr.IsUnspecified() || addr.IsMulticast()):
-		return "", "", fmt.Errorf("%q is not the address of one machine", host)
-	case failed == nil:
-		return addr.Unmap().String(), port, nil
-	case strings.EqualFold(host, "localhost"):
-		return "", port, nil
-	case len(validation.IsDNS1123Subdomain(strings.ToLower(strings.TrimSuffix(host, ".")))) > 0:
-		return "", "", fmt.Errorf("%q is neither an address nor the name of a host", host)
-	}
-	return host, port, nil
 }
 
 // parsePortMap is parsePort for [tcp|udp/]CONTAINER[:LOCAL].
 func parsePortMap(text string) (api.PortMap, error) {
-	protocol, rest, found := strings.Cut(text, "/")
-	if !found {
-		protocol, rest = "tcp", text
-	}
+	protocol, rest := cutProtocol(text)
 	container, local, mapped := strings.Cut(rest, ":")
 	return newPortMap(text, protocol, container, local, mapped)
+}
+
+func cutProtocol(text string) (protocol, rest string) {
+	if protocol, rest, found := strings.Cut(text, "/"); found {
+		return protocol, rest
+	}
+	return "tcp", text
 }
 
 // newPortMap returns the port map with these parts of text.

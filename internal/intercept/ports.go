@@ -127,20 +127,13 @@ func (i *Intercept) checkPlaces(ctx context.Context, ports []api.PortMap) error 
 			continue
 		}
 		conn, err := dialer.DialContext(ctx, p.Protocol, p.Place())
-		var unknown *net.DNSError
-		switch {
-		case err == nil:
+		if err == nil {
 			conn.Close()
-		case errors.Is(err, errLoop):
-			return api.Errorf(api.ExitUsage, "requests cannot go to %s: %w", p.Place(), errLoop).
-				WithHint("Name a host outside of the cluster's networks. `kubevpn clone` sends requests to a copy in " +
-					"the cluster.")
-		case errors.As(err, &unknown):
+		} else if unknown := (*net.DNSError)(nil); errors.Is(err, errLoop) || errors.As(err, &unknown) {
 			return api.Errorf(api.ExitUsage, "requests cannot go to %s: %w", p.Place(), err).
-				WithHint("Check the name with `getent hosts %s`, or use an address.", p.Host)
-		case ctx.Err() != nil:
-			return ctx.Err()
-		default:
+				WithHint("Name a host that this machine reaches without the cluster. `kubevpn clone` sends requests " +
+					"to a copy in the cluster.")
+		} else {
 			i.warn(fmt.Sprintf("no program answers at %s now: %v", p.Place(), err))
 		}
 	}

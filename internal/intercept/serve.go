@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -27,21 +26,15 @@ const (
 // localTimeout limits a dial of a local address: a listener whose backlog is full does not answer.
 const localTimeout = 10 * time.Second
 
-// place is where a program listens: addresses or a name, in the order in which the server tries them.
-type place struct {
-	hosts []string
-	port  uint16
-}
+// place is the addresses of a program, in the order in which the server tries them.
+type place []string
 
-// placeOf returns the place of a port. On this machine it has the loopback addresses.
 func placeOf(p api.PortMap) place {
 	if p.Host != "" {
-		return place{[]string{p.Host}, p.Local}
+		return place{p.Place()}
 	}
-	return place{[]string{"127.0.0.1", "::1"}, p.Local}
+	return place{fmt.Sprintf("127.0.0.1:%d", p.Local), fmt.Sprintf("[::1]:%d", p.Local)}
 }
-
-func (p place) address(n int) string { return net.JoinHostPort(p.hosts[n], strconv.Itoa(int(p.port))) }
 
 type port struct {
 	protocol string // "tcp" or "udp"
@@ -136,8 +129,8 @@ func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local place)
 		}
 	}()
 	var refused error
-	for n := range local.hosts {
-		conn, err := s.dial(ctx, "tcp", local.address(n))
+	for _, address := range local {
+		conn, err := s.dial(ctx, "tcp", address)
 		if err == nil {
 			return conn.(*net.TCPConn), nil
 		}
@@ -222,7 +215,7 @@ type udpFlow struct {
 	mu       sync.Mutex
 	first    []byte // the first datagram, until the program answers
 	answered bool
-	next     int // index in local.hosts
+	next     int // index in local
 	closed   bool
 }
 
@@ -233,11 +226,11 @@ func openUDP(ctx context.Context, dial dialLocal, local place) (*udpFlow, error)
 
 // advance connects to the next host.
 func (f *udpFlow) advance() error {
-	err := fmt.Errorf("%s: %w", f.local.address(0), syscall.ECONNREFUSED)
+	err := fmt.Errorf("%s: %w", f.local[0], syscall.ECONNREFUSED)
 	ctx, cancel := context.WithTimeout(f.ctx, localTimeout)
 	defer cancel()
-	for f.next < len(f.local.hosts) {
-		conn, failed := f.dial(ctx, "udp", f.local.address(f.next))
+	for f.next < len(f.local) {
+		conn, failed := f.dial(ctx, "udp", f.local[f.next])
 		f.next++
 		if failed == nil {
 			f.conn.Store(conn.(*net.UDPConn))
@@ -339,7 +332,7 @@ func (f *udpFlow) refused(conn *net.UDPConn) error {
 	case f.conn.Load() != conn:
 		return nil // the flow has another socket already
 	case f.answered:
-		return fmt.Errorf("%s: %w", f.local.address(0), syscall.ECONNREFUSED)
+		return fmt.Errorf("%s: %w", f.local[0], syscall.ECONNREFUSED)
 	}
 	if err := f.advance(); err != nil {
 		return err

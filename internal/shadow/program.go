@@ -62,13 +62,13 @@ func NewProgram(ports []api.PortMap, body int) *Program {
 // dialLocal connects to a place, as intercepts do.
 func dialLocal(ctx context.Context, _, address string) (net.Conn, error) {
 	var d net.Dialer
-	host, port, err := net.SplitHostPort(address)
-	if err != nil || host != "localhost" {
+	port, here := strings.CutPrefix(address, "localhost:")
+	if !here {
 		return d.DialContext(ctx, "tcp", address)
 	}
-	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", port))
+	conn, err := d.DialContext(ctx, "tcp", "127.0.0.1:"+port)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		if conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("::1", port)); err == nil {
+		if conn, err := d.DialContext(ctx, "tcp", "[::1]:"+port); err == nil {
 			return conn, nil
 		}
 	}
@@ -117,10 +117,8 @@ func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
 	if !known {
 		return fmt.Errorf("the intercept forwards port %d to no port of this machine", e.Server.Port())
 	}
-	addr, err := netip.ParseAddr(cmp.Or(port.Host, "127.0.0.1"))
-	if err == nil { // not a name
-		local.Server = netip.AddrPortFrom(addr, port.Local)
-	}
+	addr, _ := netip.ParseAddr(cmp.Or(port.Host, "127.0.0.1")) // none for a name
+	local.Server = netip.AddrPortFrom(addr, port.Local)
 	req, err := request(ctx, e, port.Place())
 	if err != nil {
 		return err
