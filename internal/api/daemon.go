@@ -31,6 +31,7 @@ type ConnectRequest struct {
 	ExcludeDomains []string `json:"excludeDomains,omitempty"`
 	// ports that other laptops may connect to; none by default
 	AllowInbound []Inbound `json:"allowInbound,omitempty"`
+	Objects      Objects   `json:"objects,omitzero"`
 	Consent      Consent   `json:"consent,omitzero"` // the stored consent for this cluster
 	// Settings are those of the fields above and of the intercept, with their origins. With the origin cluster,
 	// ExtraCIDRs and ExtraDomains need the user's consent.
@@ -38,6 +39,14 @@ type ConnectRequest struct {
 	// Use accepts an existing connection as it is: its namespace stays, and the daemon warns only about other settings
 	// that flags set.
 	Use bool `json:"use,omitempty"`
+}
+
+// Objects are what policies of the cluster demand of the objects that kubevpn creates, each as NAME=VALUE. A name in
+// Resources begins with requests. or limits.
+type Objects struct {
+	Labels      []string `json:"labels,omitempty"`
+	Annotations []string `json:"annotations,omitempty"`
+	Resources   []string `json:"resources,omitempty"` // of the traffic manager and of agents in sidecar mode
 }
 
 // Setting returns the setting of the key; the zero Setting if the request does not have it.

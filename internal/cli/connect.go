@@ -201,7 +201,7 @@ func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
 func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
 	section(cmd, sectionConnection, func(flags *pflag.FlagSet) {
-		f.settings.addTo(cmd, slices.Concat(config.ConnectionKeys(), []config.Key{config.KeyYes}, more)...)
+		f.settings.addTo(cmd, slices.Concat(config.ConnectionKeys(), config.ObjectKeys(), []config.Key{config.KeyYes}, more)...)
 		flags.BoolVar(&f.upgrade, "upgrade", false,
 			"replace a traffic manager of another version; interrupts the connections of all users")
 	})
@@ -230,7 +230,7 @@ func (f *connectFlags) request(ctx context.Context, a *app,
 		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: f.upgrade,
 		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs,
 		ExcludeCIDRs: cfg.ExcludeCIDRs, ExtraDomains: cfg.ExtraDomains, ExcludeDomains: cfg.ExcludeDomains,
-		AllowInbound: cfg.AllowInbound, Settings: cfg.Settings(),
+		AllowInbound: cfg.AllowInbound, Objects: cfg.Objects, Settings: cfg.Settings(),
 	}, cfg, nil
 }
 
@@ -286,6 +286,13 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 		case config.KeyMetricsListen:
 			flags.String(name, "", "loopback address and port at which the daemon serves /metrics, for Prometheus, "+
 				"until 'kubevpn quit'")
+		case config.KeyLabels:
+			list("label NAME=VALUE of the objects that kubevpn creates, if a policy demands it")
+		case config.KeyAnnotations:
+			list("annotation NAME=VALUE of the objects that kubevpn creates")
+		case config.KeyResources:
+			list("limits.NAME=QUANTITY or requests.NAME=QUANTITY of the traffic manager, if this command installs " +
+				"it, and of agents in sidecar mode, such as limits.cpu=500m")
 		case config.KeySSHJump:
 			list("SSH jump host before the API server, [USER@]HOST[:PORT]")
 		}

@@ -44,7 +44,7 @@ func newInstall(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, config.KeyManagerNamespace, config.KeyImage, config.KeyYes)
+	o.settings.addTo(cmd, append(config.ObjectKeys(), config.KeyManagerNamespace, config.KeyImage, config.KeyYes)...)
 	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false,
 		"replace a traffic manager of another version; interrupts the connections of all users")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false,
@@ -67,7 +67,7 @@ func (o *installOptions) run(ctx context.Context) error {
 	defer p.stop()
 	opts := install.Options{
 		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: p.show,
-		Expose: o.expose, ExposeRanges: o.ranges,
+		Expose: o.expose, ExposeRanges: o.ranges, Objects: cfg.Objects,
 	}
 	if o.expose == install.ExposeLoadBalancer && len(o.ranges) == 0 && !cfg.Yes {
 		return api.Errorf(api.ExitUsage, "--expose %s needs --expose-source-ranges: without it, most clouds let the "+

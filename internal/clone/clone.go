@@ -52,6 +52,7 @@ type Config struct {
 	Namespace string // of the workload
 	Workload  string // TYPE/NAME
 	Spec      api.CloneSpec
+	Objects   api.Objects                           // labels and annotations of the objects
 	Image     func(context.Context) (string, error) // of the traffic manager; it contains the supervisor
 	// NeedsPullSecret reports whether the manager's own pod needs a Secret to pull Image. Nil: not checked.
 	NeedsPullSecret func(context.Context) (bool, error)
@@ -212,6 +213,8 @@ func (c *Clone) plan(ctx context.Context) (*batchv1.Job, []workloads.Port, error
 	if err != nil {
 		return nil, nil, err
 	}
+	workloads.Decorate(job, c.cfg.Objects)
+	workloads.Decorate(&job.Spec.Template, c.cfg.Objects)
 	c.ends = s.ends()
 	if supervised(c.cfg.Spec) {
 		if err := c.checkPull(ctx, *w, job); err != nil {

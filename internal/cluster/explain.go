@@ -219,7 +219,7 @@ func (f facts) status(err error) *api.Error {
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return f.unauthorized()
-	case apierrors.IsForbidden(err):
+	case apierrors.IsForbidden(err), isPolicy(message):
 		return forbidden(message)
 	case apierrors.IsNotFound(err):
 		return api.Errorf(api.ExitUnexpected, "not found in the cluster: %s", message).

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -129,6 +130,16 @@ func PodSecurityViolation(message string) string {
 	return begin + rules
 }
 
+// PolicyHint says how to comply with a rule of the namespace, such as a quota or an admission policy.
+const PolicyHint = "If the rule demands labels, annotations, requests or limits, set them: --labels team=shop, " +
+	"--annotations, --resources limits.cpu=500m, or in the configuration file. --image names another registry."
+
+// isPolicy reports whether an admission plugin or a policy rejected a request.
+func isPolicy(message string) bool {
+	return slices.ContainsFunc([]string{"denied the request", "denied request: ", "failed quota", "per Container is",
+		"per Pod is", "limit to request ratio"}, func(part string) bool { return strings.Contains(message, part) })
+}
+
 // forbidden explains a 403 of RBAC or of an admission plugin.
 func forbidden(message string) *api.Error {
 	if user, p, ok := parseDenial(message); ok {
@@ -142,9 +153,9 @@ func forbidden(message string) *api.Error {
 	case strings.Contains(message, "exceeded quota"):
 		return api.Errorf(api.ExitInstall, "the namespace's quota is used up: %s", message).
 			WithHint("Free resources there, or ask a cluster admin for a larger quota or for `kubevpn install`.")
-	case strings.Contains(message, "denied the request"):
+	case isPolicy(message):
 		return api.Errorf(api.ExitInstall, "the cluster's policy forbids it: %s", message).
-			WithHint("Ask a cluster admin about the policy that the message names.")
+			WithHint("Ask a cluster admin about the policy that the message names. %s", PolicyHint)
 	case strings.Contains(message, "attempting to grant RBAC permissions not currently held"):
 		return api.Errorf(api.ExitPermission, "you can grant only permissions that you hold: %s", message).
 			WithHint("Ask a cluster admin to run `kubevpn install`.")

@@ -12,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
 	"kubevpn/pkg/protocol/httpmatch"
@@ -35,6 +38,7 @@ type Config struct {
 	RequireMatch     MatchRule      // where an intercept must select requests
 	SSHJump          sshjump.Hosts  // before the API server
 	MetricsListen    string         // loopback address and port for /metrics; empty: none
+	Objects          api.Objects    // what policies demand of the objects that kubevpn creates
 	Redact           []string       // more headers whose values `kubevpn requests` does not show: see api.Secrets
 
 	origins map[Key]origin // a key that it lacks has the built-in default
@@ -91,6 +95,9 @@ func ConnectionKeys() []Key {
 	return out
 }
 
+// ObjectKeys returns the settings of Config.Objects.
+func ObjectKeys() []Key { return []Key{KeyLabels, KeyAnnotations, KeyResources} }
+
 // Schedulers returns the algorithms that choose an endpoint of a Service, with their names in IPVS. The first is the
 // default.
 func Schedulers() []string { return []string{"rr", "lc", "sh", "random"} }
@@ -129,6 +136,9 @@ const (
 	KeySSHJump          Key = "sshJump"
 	KeyRedact           Key = "redact"
 	KeyMetricsListen    Key = "metricsListen"
+	KeyLabels           Key = "labels"
+	KeyAnnotations      Key = "annotations"
+	KeyResources        Key = "resources"
 )
 
 // setting describes a Key: its flag, its environment variable, and how to set and print it.
@@ -193,6 +203,12 @@ func settings() []setting {
 			text: func(c *Config) string { return c.SSHJump.String() },
 		},
 		list(KeyRedact, "redact", "KUBEVPN_REDACT", headerName, func(c *Config) *[]string { return &c.Redact }),
+		list(KeyLabels, "labels", "KUBEVPN_LABELS", label,
+			func(c *Config) *[]string { return &c.Objects.Labels }).fromCluster(),
+		list(KeyAnnotations, "annotations", "KUBEVPN_ANNOTATIONS", annotation,
+			func(c *Config) *[]string { return &c.Objects.Annotations }).fromCluster(),
+		list(KeyResources, "resources", "KUBEVPN_RESOURCES", quantity,
+			func(c *Config) *[]string { return &c.Objects.Resources }).fromCluster(),
 		{
 			key: KeyMetricsListen, flag: "metrics-listen", env: "KUBEVPN_METRICS_LISTEN",
 			set: func(c *Config, v []string) (err error) {
@@ -217,6 +233,32 @@ func ParseMetricsListen(s string) (string, error) {
 		return "", fmt.Errorf("%s is not a loopback address: other machines could read the metrics", at.Addr())
 	}
 	return at.String(), nil
+}
+
+func label(s string) (string, error) {
+	_, value, _ := strings.Cut(s, "=")
+	if errs := validation.IsValidLabelValue(value); len(errs) > 0 {
+		return "", fmt.Errorf("%q: %s", s, errs[0])
+	}
+	return annotation(s)
+}
+
+func annotation(s string) (string, error) {
+	name, _, found := strings.Cut(s, "=")
+	if errs := validation.IsQualifiedName(name); !found || len(errs) > 0 {
+		return "", fmt.Errorf("%q is not NAME=VALUE", s)
+	}
+	return s, nil
+}
+
+// quantity parses requests.NAME=QUANTITY or limits.NAME=QUANTITY.
+func quantity(s string) (string, error) {
+	name, value, _ := strings.Cut(s, "=")
+	kind, name, _ := strings.Cut(name, ".")
+	if _, err := resource.ParseQuantity(value); err != nil || name == "" || kind != "requests" && kind != "limits" {
+		return "", fmt.Errorf("%q is not requests.NAME=QUANTITY or limits.NAME=QUANTITY", s)
+	}
+	return s, nil
 }
 
 // headerName parses the name of a header. "none" is valid: see api.ShowAll.

@@ -62,7 +62,7 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		},
 		{name: "bad-jump-host", env: map[string]string{"KUBEVPN_SSH_JUMP": "one,-v"}, err: `KUBEVPN_SSH_JUMP: "-v" is not a jump host`},
 		{name: "perhaps", env: map[string]string{"KUBEVPN_YES": "perhaps"}, err: `KUBEVPN_YES: "perhaps" is invalid: must be true or false`},
-		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, extraDomains, excludeDomains, allowInbound, yes, requireMatch, sshJump, redact, metricsListen`},
+		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, extraDomains, excludeDomains, allowInbound, yes, requireMatch, sshJump, redact, labels, annotations, resources, metricsListen`},
 		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is already set on line 1"},
 		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: expected a list of `key: value` lines"},
 		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: must be a single value"},

@@ -43,7 +43,7 @@ func (m *manager) ensure(ctx context.Context) error {
 	r := m.cfg.Request
 	result, err := install.Ensure(ctx, m.cluster, install.Options{
 		Namespace: r.ManagerNamespace, FallbackNamespace: r.Namespace, Image: r.Image, Upgrade: r.Upgrade,
-		Progress: m.cfg.Progress, Consent: &r.Consent,
+		Progress: m.cfg.Progress, Consent: &r.Consent, Objects: r.Objects,
 	})
 	if err != nil {
 		return err
@@ -74,7 +74,7 @@ func (m *manager) needsPullSecret(ctx context.Context) (bool, error) {
 func (m *manager) upgrade(ctx context.Context, image string, progress func(api.Event)) error {
 	at := m.place.Load()
 	result, err := install.Ensure(ctx, m.cluster, install.Options{
-		Namespace: at.namespace, Image: image, Upgrade: true, Progress: progress,
+		Namespace: at.namespace, Image: image, Upgrade: true, Progress: progress, Objects: m.cfg.Request.Objects,
 		Consent: &api.Consent{Managers: []api.TrustedManager{at.trusted}},
 	})
 	if err != nil || !result.Installed {

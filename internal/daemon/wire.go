@@ -69,7 +69,7 @@ func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg interc
 	if err != nil {
 		return nil, err
 	}
-	cfg.Cluster, cfg.Session, cfg.Image = own, c, agentImage(account.Image)
+	cfg.Cluster, cfg.Session, cfg.Image, cfg.Objects = own, c, agentImage(account.Image), account.Objects
 	i, err := newIntercept(cfg)
 	if err != nil || own == c.Cluster() {
 		return i, err
@@ -126,7 +126,7 @@ func newCloned(cfg intercept.Config) (Intercept, error) {
 	c.clone = clone.New(clone.Config{
 		Cluster: workloads.New(cfg.Cluster), Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: spec, Image: image,
 		NeedsPullSecret: needsSecret, Owner: cfg.Owner, Key: key, OnPods: c.onPods, Progress: cfg.Progress,
-		Logger: cfg.Logger,
+		Objects: cfg.Objects, Logger: cfg.Logger,
 	})
 	return c, nil
 }

@@ -19,7 +19,8 @@ import (
 )
 
 // apply creates or updates one object with server-side apply. Several laptops may apply the same object at once.
-func apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) error {
+func (o Options) apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) error {
+	o.decorate(obj)
 	fields, err := applied(obj)
 	if err != nil {
 		return err
@@ -29,19 +30,19 @@ func apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) e
 		return fmt.Errorf("writing %T: %w", obj, err)
 	}
 	force := metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)}
-	switch o := obj.(type) {
+	switch obj := obj.(type) {
 	case *corev1.ServiceAccount:
-		_, err = kube.CoreV1().ServiceAccounts(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+		_, err = kube.CoreV1().ServiceAccounts(obj.Namespace).Patch(ctx, obj.Name, types.ApplyPatchType, data, force)
 	case *corev1.Service:
-		_, err = kube.CoreV1().Services(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+		_, err = kube.CoreV1().Services(obj.Namespace).Patch(ctx, obj.Name, types.ApplyPatchType, data, force)
 	case *appsv1.Deployment:
-		_, err = kube.AppsV1().Deployments(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+		_, err = kube.AppsV1().Deployments(obj.Namespace).Patch(ctx, obj.Name, types.ApplyPatchType, data, force)
 	case *rbacv1.ClusterRole:
-		_, err = kube.RbacV1().ClusterRoles().Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+		_, err = kube.RbacV1().ClusterRoles().Patch(ctx, obj.Name, types.ApplyPatchType, data, force)
 	case *rbacv1.ClusterRoleBinding:
-		_, err = kube.RbacV1().ClusterRoleBindings().Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+		_, err = kube.RbacV1().ClusterRoleBindings().Patch(ctx, obj.Name, types.ApplyPatchType, data, force)
 	case *rbacv1.Role:
-		_, err = kube.RbacV1().Roles(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+		_, err = kube.RbacV1().Roles(obj.Namespace).Patch(ctx, obj.Name, types.ApplyPatchType, data, force)
 	default:
 		return fmt.Errorf("applying %T: unknown kind", obj)
 	}
@@ -57,9 +58,9 @@ func describe(obj runtime.Object) Removed {
 	return Removed{Kind: obj.GetObjectKind().GroupVersionKind().Kind, Namespace: m.GetNamespace(), Name: m.GetName()}
 }
 
-func applyAll(ctx context.Context, kube kubernetes.Interface, objects []runtime.Object) error {
+func (o Options) applyAll(ctx context.Context, kube kubernetes.Interface, objects []runtime.Object) error {
 	for _, obj := range objects {
-		if err := apply(ctx, kube, obj); err != nil {
+		if err := o.apply(ctx, kube, obj); err != nil {
 			return err
 		}
 	}

@@ -216,7 +216,9 @@ func (e *ensurer) createNamespace(ctx context.Context, ns string) error {
 		if !apierrors.IsNotFound(err) {
 			return false, fmt.Errorf("looking for the namespace %s: %w", ns, err)
 		}
-		_, err = namespaces.Create(ctx, namespaceObject(ns), metav1.CreateOptions{FieldManager: fieldManager})
+		n := namespaceObject(ns)
+		e.o.decorate(n)
+		_, err = namespaces.Create(ctx, n, metav1.CreateOptions{FieldManager: fieldManager})
 		if err != nil && !apierrors.IsAlreadyExists(err) { // another laptop may have created it
 			return false, fmt.Errorf("creating the namespace %s: %w", ns, err)
 		}
@@ -337,10 +339,11 @@ func (e *ensurer) trustNamespace(n *corev1.Namespace, ns string) error {
 func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 	o := e.o
 	o.Namespace, o.APIServers = ns, apiServers(ctx, e.kube)
+	o.Objects.Resources = append(quotaLimits(ctx, e.kube, ns), o.Objects.Resources...)
 	if err := e.grant(ctx, o); err != nil {
 		return err
 	}
-	if err := applyAll(ctx, e.kube, baseObjects(o)); err != nil {
+	if err := o.applyAll(ctx, e.kube, baseObjects(o)); err != nil {
 		return err
 	}
 	d, identity, err := readManager(ctx, e.kube, ns)
@@ -360,12 +363,30 @@ func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 	return nil
 }
 
+// quotaLimits returns the limits that quotas of the namespace demand and the manager does not have, as in api.Objects.
+// It returns none if the user may not read quotas: the API server then says what it demands.
+func quotaLimits(ctx context.Context, kube kubernetes.Interface, ns string) (limits []string) {
+	quotas, err := kube.CoreV1().ResourceQuotas(ns).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil
+	}
+	for _, q := range quotas.Items {
+		if _, demanded := q.Spec.Hard[corev1.ResourceLimitsCPU]; demanded {
+			limits = append(limits, "limits.cpu=1")
+		}
+		if _, demanded := q.Spec.Hard[corev1.ResourceLimitsEphemeralStorage]; demanded {
+			limits = append(limits, "limits.ephemeral-storage=64Mi")
+		}
+	}
+	return limits
+}
+
 // grant gives the manager its rights, if the user may; else it warns.
 func (e *ensurer) grant(ctx context.Context, o Options) error {
 	var reason string
 	if missing := lacking(ctx, e.kube, toGrant(o.namespace())); len(missing) > 0 {
 		reason = "you may not " + missing[0].String()
-	} else if err := applyAll(ctx, e.kube, rightsObjects(o)); apierrors.IsForbidden(err) {
+	} else if err := o.applyAll(ctx, e.kube, rightsObjects(o)); apierrors.IsForbidden(err) {
 		reason = "the API server forbids it: " + err.Error()
 	} else {
 		return err
@@ -494,7 +515,7 @@ func (e *ensurer) repair(ctx context.Context, ns string, s *survey, broken bool)
 		if !apierrors.IsNotFound(s.parts[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
 			continue
 		}
-		if err := apply(ctx, e.kube, c.obj); apierrors.IsForbidden(err) {
+		if err := e.o.apply(ctx, e.kube, c.obj); apierrors.IsForbidden(err) {
 			continue // the user does not hold the rights to grant
 		} else if err != nil {
 			return err

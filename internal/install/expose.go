@@ -88,7 +88,7 @@ func (e *ensurer) expose(ctx context.Context) error {
 	if missing := lacking(ctx, e.kube, toApply("", "services", ns)); len(missing) > 0 {
 		return e.mayNot(ctx, ns, "expose it", missing)
 	}
-	if err := applyAll(ctx, e.kube, directObjects(e.o)); err != nil {
+	if err := e.o.applyAll(ctx, e.kube, directObjects(e.o)); err != nil {
 		return err
 	}
 	s, err := services.Get(ctx, directName, metav1.GetOptions{})

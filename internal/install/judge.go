@@ -140,12 +140,12 @@ func (s snapshot) noPod() verdict {
 		e = e.WithHint("A cluster admin can install it where \"restricted\" pods are admitted: `kubevpn install`.")
 	case strings.Contains(message, "exceeded quota"), strings.Contains(message, "failed quota"):
 		e = e.WithHint("It requests 50m CPU and 32Mi of memory, with a limit of 1Gi. Free something in %s, or ask "+
-			"for a larger quota or for `kubevpn install` by an admin.", s.namespace)
+			"for a larger quota or for `kubevpn install` by an admin. %s", s.namespace, cluster.PolicyHint)
 	case strings.Contains(message, "service account"):
 		e, grace = e.WithHint("Restore it with `kubevpn install --manager-namespace %s`.", s.namespace), graceUnsure
 	default:
-		e = e.WithHint("`kubectl -n %s describe replicaset -l %s=kubevpn` shows the cause. If it is a policy of the "+
-			"cluster, ask an admin.", s.namespace, labelName)
+		e = e.WithHint("`kubectl -n %s describe replicaset -l %s=kubevpn` shows the cause. %s", s.namespace, labelName,
+			cluster.PolicyHint)
 	}
 	return verdict{problem: &problem{grace, e}, detail: message}
 }

@@ -4,9 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
+
+	"kubevpn/internal/workloads"
 )
 
 // Manifest returns all objects of an admin's install, including the namespace, as YAML documents for `kubectl apply -f
@@ -25,6 +30,7 @@ func Manifest(o Options) ([]byte, error) {
 		if i > 0 {
 			out.WriteString("---\n")
 		}
+		o.decorate(obj)
 		fields, err := applied(obj)
 		if err != nil {
 			return nil, err
@@ -36,6 +42,21 @@ func Manifest(o Options) ([]byte, error) {
 		out.Write(text)
 	}
 	return out.Bytes(), nil
+}
+
+// decorate gives an object what Options.Objects say.
+func (o Options) decorate(obj runtime.Object) {
+	workloads.Decorate(obj.(metav1.Object), o.Objects)
+	if d, is := obj.(*appsv1.Deployment); is {
+		workloads.Decorate(&d.Spec.Template, o.Objects)
+		c := &d.Spec.Template.Spec.Containers[0]
+		workloads.SetResources(c, o.Objects)
+		for n := range c.Env {
+			if memory := c.Resources.Limits.Memory().Value(); c.Env[n].Name == "GOMEMLIMIT" && memory < 1<<30 {
+				c.Env[n].Value = strconv.FormatInt(memory/10*9, 10)
+			}
+		}
+	}
 }
 
 // applied returns obj for server-side apply: only the fields that kubevpn sets.

@@ -61,6 +61,7 @@ type Options struct {
 	Expose string
 	// ExposeRanges are the networks whose hosts may use the load balancer of Expose. Empty: those of its provider.
 	ExposeRanges []string
+	Objects      api.Objects // what policies demand of the objects
 	// APIServers are addresses ("host:port") of the API server that pods reach without kube-proxy. Ensure sets it.
 	APIServers []string
 }

@@ -90,6 +90,7 @@ type Config struct {
 	Spec      api.InterceptSpec
 	// ModeSource is api.Setting.Source of Spec.Mode; empty: "--mode".
 	ModeSource string
+	Objects    api.Objects
 	Clone      bool              // requests go to the pods that SetClone sets, not to this laptop
 	Image      string            // of the agent; empty: the traffic manager's
 	Owner      string            // the name that others see: user@host

@@ -18,7 +18,8 @@ import (
 )
 
 func (i *Intercept) agent() workloads.Agent {
-	return workloads.Agent{Image: i.image, Owner: i.identity.hash, OwnerName: i.cfg.Owner, Container: i.container}
+	return workloads.Agent{Image: i.image, Owner: i.identity.hash, OwnerName: i.cfg.Owner, Container: i.container,
+		Objects: i.cfg.Objects}
 }
 
 // chooseMode chooses how agents get into the pods, before the intercept changes any pod.

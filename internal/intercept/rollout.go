@@ -135,8 +135,7 @@ func (i *Intercept) obstacle(ctx context.Context) (*api.Error, error) {
 	}
 	return api.Errorf(api.ExitInject, "the cluster creates no pod of %s with the agent: %s", i.cfg.Workload,
 		api.CleanLine(message)).
-		WithHint("kubevpn has undone the change of the template. An admin can say what the namespace %s demands.",
-			w.Namespace), nil
+		WithHint("kubevpn has undone the change of the template. %s", cluster.PolicyHint), nil
 }
 
 // warning returns the message of the latest warning about an object that of selects, or "". The user may not see any.

@@ -93,6 +93,7 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 	}
 	c := sidecarContainer(a, nextSidecar(spec), sidecarUser(spec, a.Owner))
 	c.Resources.Limits = sidecarLimits(spec)
+	workloads.SetResources(&c, a.Objects)
 	p := sidecarPlan{template: template}
 	taken := make(map[uint16]bool)
 	for _, c := range slices.Concat(spec.Containers, spec.InitContainers) {
@@ -156,6 +157,7 @@ func sidecarContainer(a workloads.Agent, name string, user int64) corev1.Contain
 func sidecarLimits(spec corev1.PodSpec) corev1.ResourceList {
 	limits := corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("500m"), corev1.ResourceMemory: resource.MustParse("256Mi"),
+		corev1.ResourceEphemeralStorage: resource.MustParse("64Mi"),
 	}
 	for _, c := range spec.Containers {
 		maps.DeleteFunc(limits, func(name corev1.ResourceName, _ resource.Quantity) bool {

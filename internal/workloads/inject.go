@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -32,6 +33,46 @@ type Agent struct {
 	pod       api.AgentPod
 	// Replaced are the container names of the owner's agents that are about to end. Inject ignores them.
 	Replaced []string
+	Objects  api.Objects // the resources of a sidecar
+}
+
+// Decorate adds labels and annotations to an object that lacks them.
+func Decorate(obj metav1.Object, o api.Objects) {
+	add := func(to map[string]string, entries []string) map[string]string {
+		for _, entry := range entries {
+			name, value, _ := strings.Cut(entry, "=")
+			if to == nil {
+				to = map[string]string{}
+			}
+			if _, has := to[name]; !has {
+				to[name] = value
+			}
+		}
+		return to
+	}
+	obj.SetLabels(add(obj.GetLabels(), o.Labels))
+	obj.SetAnnotations(add(obj.GetAnnotations(), o.Annotations))
+}
+
+// SetResources sets requests and limits of a container, and ignores invalid ones. A request is at most its limit.
+func SetResources(c *corev1.Container, o api.Objects) {
+	for _, entry := range o.Resources {
+		path, value, _ := strings.Cut(entry, "=")
+		kind, name, _ := strings.Cut(path, ".")
+		lists := map[string]*corev1.ResourceList{"requests": &c.Resources.Requests, "limits": &c.Resources.Limits}
+		quantity, err := resource.ParseQuantity(value)
+		if to := lists[kind]; to != nil && err == nil {
+			if *to == nil {
+				*to = corev1.ResourceList{}
+			}
+			(*to)[corev1.ResourceName(name)] = quantity
+		}
+	}
+	for name, limit := range c.Resources.Limits {
+		if request, has := c.Resources.Requests[name]; has && request.Cmp(limit) > 0 {
+			c.Resources.Requests[name] = limit
+		}
+	}
 }
 
 // Environment returns the variables of every agent's container.
@@ -202,7 +243,7 @@ func refusal(p *corev1.Pod, err error, what, instead string) error {
 		// a policy's webhook, a quota or a static pod
 		return api.Errorf(api.ExitInject, "the cluster does not admit %s in the pod %s: %s", what, p.Name,
 			message).
-			WithHint("%s Or ask a cluster admin about the rule that the message names.", instead)
+			WithHint("%s Or ask a cluster admin about the rule that the message names. %s", instead, cluster.PolicyHint)
 	case apierrors.IsConflict(err):
 		return api.Errorf(api.ExitInject, "the pod %s was changed meanwhile: %s", p.Name, message).
 			WithHint("Try again.")

@@ -3,10 +3,12 @@
 package e2e
 
 import (
+	"errors"
 	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
@@ -62,4 +64,122 @@ func worldPlaces(t *testing.T, l *laptop, s *shop) {
 			}
 		})
 	}
+}
+
+// policedManifest has policies that demand a label, an annotation and limits of everything, and a workload that
+// complies.
+const policedManifest = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: policed, labels: {pod-security.kubernetes.io/enforce: restricted}}
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: all, namespace: policed}
+spec: {hard: {limits.cpu: "8", limits.memory: 8Gi, requests.cpu: "4", requests.memory: 4Gi}}
+---
+apiVersion: v1
+kind: LimitRange
+metadata: {name: all, namespace: policed}
+spec: {limits: [{type: Container, max: {cpu: "2", memory: 1Gi}, min: {cpu: 20m, memory: 16Mi}, maxLimitRequestRatio: {cpu: "20"}}]}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: policed}
+spec:
+  matchConstraints:
+    resourceRules:
+    - {apiGroups: ["", apps, batch, rbac.authorization.k8s.io], apiVersions: ["*"], operations: [CREATE, UPDATE],
+       resources: [pods, services, serviceaccounts, deployments, jobs, roles]}
+  matchConditions: [{name: no-controller, expression: '!request.userInfo.username.startsWith("system:") || object.kind == "Pod"'}]
+  validations:
+  - {expression: 'has(object.metadata.labels) && "team" in object.metadata.labels', message: it needs the label team}
+  - {expression: 'has(object.metadata.annotations) && "example.com/cost" in object.metadata.annotations', message: it needs the annotation example.com/cost}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: policed}
+spec:
+  policyName: policed
+  validationActions: [Deny]
+  matchResources: {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: policed}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: policed, labels: {team: shop}, annotations: {example.com/cost: "1"}}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web, team: shop, tier: front}, annotations: {example.com/cost: "1"}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
+      containers:
+      - name: app
+        image: APP_IMAGE
+        imagePullPolicy: Never
+        securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+        resources: {limits: {cpu: 500m, memory: 128Mi}, requests: {cpu: 50m, memory: 32Mi}}
+        ports: [{containerPort: 8080, name: http}]
+        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
+        env:
+        - {name: APP, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}
+        - {name: TIER, valueFrom: {fieldRef: {fieldPath: "metadata.labels['tier']"}}}
+        - {name: COST, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['example.com/cost']"}}}
+        - {name: CPU, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: policed, labels: {team: shop}, annotations: {example.com/cost: "1"}}
+spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}
+`
+
+// worldPoliced installs, intercepts and clones where policies, a quota and a LimitRange demand something of each object.
+func worldPoliced(t *testing.T, l *laptop) {
+	l.apply(t, strings.ReplaceAll(policedManifest, "APP_IMAGE", appRef))
+	t.Cleanup(func() {
+		l.kubectl(t, "delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "policed")
+		l.kubectl(t, "delete", "namespace", "policed", "--wait=false")
+	})
+	s := &shop{l.world, "policed", "deployment/web"}
+	s.rolledOut(t)
+	objects := []string{"--labels", "team=shop", "--annotations", "example.com/cost=1"}
+	install := []string{"kubevpn", "install", "--manager-namespace", "policed"}
+	t.Run("install", func(t *testing.T) {
+		testenv.Eventually(t, soon, func() error { // the API server compiles policies in the background
+			if r := l.run(t, append(install, "--labels", "x=y")...); !strings.Contains(r.stderr, "it needs the label team") ||
+				!strings.Contains(r.stderr, "--labels team=shop") {
+				return errors.New(r.String())
+			}
+			return nil
+		})
+		r := l.run(t, append(install, append(objects, "--resources", "limits.memory=512Mi,requests.cpu=100m")...)...)
+		if r.code != 0 {
+			t.Fatal(r)
+		}
+		l.must(t, "kubevpn", "uninstall", "--manager-namespace", "policed", "--yes")
+	})
+	t.Run("sidecar", func(t *testing.T) {
+		failure{code: api.ExitInject, message: "per Container|ratio", hint: "--resources", within: 40 * time.Second}.check(t,
+			l.run(t, "kubevpn", "proxy", s.workload, "-n", "policed", "--headers", mine+"="+me))
+		l.proxy(t, s, "--headers", mine+"="+me, "--resources", "requests.cpu=50m")
+		testenv.Eventually(t, soon, func() error {
+			return s.visitor(t).want("http://"+s.clusterIP(t, "policed", "web")+"/", "laptop", mine, me)
+		})
+		l.leave(t, s)
+		s.rolledOut(t)
+	})
+	t.Run("clone", func(t *testing.T) {
+		clone := []string{"kubevpn", "clone", s.workload, "-n", "policed", "--no-traffic", "--name", "copy"}
+		r := l.run(t, append(clone, objects...)...)
+		if r.code != 0 {
+			t.Fatal(r)
+		}
+		defer l.must(t, "kubevpn", "leave", s.workload, "-n", "policed")
+		for _, kind := range []string{"job", "service"} {
+			if got := s.kubectl(t, "-n", "policed", "get", kind, "copy", "-o", "jsonpath={.metadata.labels.team}"); got != "shop" {
+				t.Errorf("the %s has the team %q", kind, got)
+			}
+		}
+	})
 }
