@@ -169,6 +169,7 @@ func (p *plan) build(name string) error {
 	before := p.template.Labels
 	p.template.ObjectMeta = metav1.ObjectMeta{Labels: p.labels(name), Annotations: maps.Clone(p.template.Annotations)}
 	p.notePolicies(before)
+	p.keepLabels(before)
 	pod := &p.template.Spec
 	// A template that was read from a pod has fields that only pods have.
 	pod.NodeName, pod.Hostname, pod.Subdomain, pod.EphemeralContainers = "", "", "", nil
@@ -192,6 +193,25 @@ func (p *plan) build(name string) error {
 		return err
 	}
 	return p.change()
+}
+
+// keepLabels replaces variables that refer to labels which the clone lacks by their values in the workload.
+func (p *plan) keepLabels(before map[string]string) {
+	for _, all := range [][]corev1.Container{p.template.Spec.InitContainers, p.template.Spec.Containers} {
+		for n := range all {
+			for m := range all[n].Env {
+				e := &all[n].Env[m]
+				if e.ValueFrom == nil || e.ValueFrom.FieldRef == nil {
+					continue
+				}
+				name, is := strings.CutPrefix(e.ValueFrom.FieldRef.FieldPath, "metadata.labels['")
+				name = strings.TrimSuffix(name, "']")
+				if _, kept := p.template.Labels[name]; is && !kept {
+					e.Value, e.ValueFrom = workloads.Literal(before[name]), nil
+				}
+			}
+		}
+	}
 }
 
 // labels returns the labels of the template without those that a selector uses, and with those of the clone.

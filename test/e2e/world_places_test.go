@@ -157,7 +157,7 @@ func worldPoliced(t *testing.T, l *laptop) {
 		if r.code != 0 {
 			t.Fatal(r)
 		}
-		l.must(t, "kubevpn", "uninstall", "--manager-namespace", "policed", "--yes")
+		l.must(t, "kubevpn", "uninstall", "--manager-namespace", "policed")
 	})
 	t.Run("sidecar", func(t *testing.T) {
 		failure{code: api.ExitInject, message: "per Container|ratio", hint: "--resources", within: 40 * time.Second}.check(t,
