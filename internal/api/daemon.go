@@ -103,7 +103,7 @@ type Connection struct {
 	Status         ConnectionStatus `json:"status"`
 	Netstack       string           `json:"netstack"`
 	NetstackReason string           `json:"netstackReason"`
-	// of kube-proxy: "iptables", "nftables", "ipvs", "none" or "unknown"
+	// of kube-proxy: "iptables", "nftables", "ipvs", "none", "served" (of an unknown kind) or "unknown"
 	ProxyMode        string         `json:"proxyMode"`
 	Transport        string         `json:"transport"` // the transport in use: "direct", "port-forward (spdy)"
 	Transports       []Transport    `json:"transports"`

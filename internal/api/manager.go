@@ -14,6 +14,13 @@ const (
 // the descriptor of the TUN device (unixsocket.Conn). The manager uses the device until the connection ends.
 const GatewaySocket = "@kubevpn-gateway"
 
+// What a node does with a ClusterIP, in ManagerState.NodeServes.
+const (
+	NodeServesNothing   = "nothing"   // no answer: nothing serves ClusterIPs on the node, or a policy forbids the dial
+	NodeServesClusterIP = "clusterIP" // the ClusterIP accepted a connection
+	NodeServesAsAddress = "address"   // it did, and the node answered a ping to it: IPVS makes it the node's address
+)
+
 // ClientHello is the first JSON line that the laptop writes on the control stream. The manager ignores fields that it
 // does not know, so a field that the session can do without needs no new protocol version.
 type ClientHello struct {
@@ -122,6 +129,10 @@ type ManagerState struct {
 	// Direct are the addresses ("HOST:PORT") of the manager's proxy port: its pod's, those of a node port or of a load
 	// balancer that leads to it. At most MaxDirect. A laptop may reach any of them, or none.
 	Direct []string `json:"direct,omitempty"`
+
+	// NodeServes is what the manager saw when it dialled the API server's ClusterIP as it is, past its own choice of
+	// endpoints: a NodeServes constant, or empty if it knows no ClusterIP.
+	NodeServes string `json:"nodeServes,omitempty"`
 
 	InnerNetworks []netip.Prefix `json:"innerNetworks,omitempty"` // of all sessions, to be routed into the tunnel
 	Gateway       *Gateway       `json:"gateway,omitempty"`       // nil: the system netstack is unavailable

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
+
+	"kubevpn/internal/api"
 )
 
 // KubeProxyMode names the mechanism with which nodes serve ClusterIPs.
@@ -24,6 +26,7 @@ const (
 	KubeProxyNFTables KubeProxyMode = "nftables"
 	KubeProxyIPVS     KubeProxyMode = "ipvs"    // of kube-proxy or kube-router
 	KubeProxyNone     KubeProxyMode = "none"    // no kube-proxy: KubeProxy.Replacement serves them, or nothing does
+	KubeProxyServed   KubeProxyMode = "served"  // by an unknown mechanism, but the traffic manager's node serves them
 	KubeProxyUnknown  KubeProxyMode = "unknown" // no readable source states it
 )
 
@@ -34,6 +37,24 @@ type KubeProxy struct {
 	By string
 	// Replacement serves ClusterIPs in kube-proxy's place with programs in the kernel: "Cilium". Empty: none does.
 	Replacement string
+	// PodSockets: Replacement serves ClusterIPs at the sockets of pods and not to packets that a pod forwards.
+	PodSockets bool
+}
+
+// Proven returns what p is on a node of whose ClusterIPs a traffic manager saw something (api.NodeServes constants). A
+// mode in a configuration is one of the cluster, which a node may not have yet; what packets meet counts.
+func (p KubeProxy) Proven(saw, node string) KubeProxy {
+	configured := p.Mode == KubeProxyIPTables || p.Mode == KubeProxyNFTables
+	switch {
+	case p.Replacement != "" || p.Mode == KubeProxyIPVS:
+	case saw == api.NodeServesAsAddress:
+		p = KubeProxy{Mode: KubeProxyIPVS, By: "the ClusterIP that the node " + node + " itself answers pings for"}
+	case saw == api.NodeServesClusterIP && !configured:
+		p = KubeProxy{Mode: KubeProxyServed, By: "a connection to a ClusterIP from a pod of the node " + node}
+	case saw == api.NodeServesNothing && p.Mode == KubeProxyUnknown:
+		p.By += "; a ClusterIP did not answer on the node " + node
+	}
+	return p
 }
 
 // String returns for example "iptables, by the ConfigMap kube-system/kube-proxy".
@@ -41,6 +62,8 @@ func (p KubeProxy) String() string {
 	switch {
 	case p.Replacement != "":
 		return fmt.Sprintf("replaced by %s, by %s", p.Replacement, p.By)
+	case p.Mode == KubeProxyServed:
+		return "of an unknown kind, but serves ClusterIPs, by " + p.By
 	case p.Mode == KubeProxyUnknown:
 		return "unknown: " + p.By
 	}
@@ -49,6 +72,7 @@ func (p KubeProxy) String() string {
 
 const (
 	systemNamespace = "kube-system"
+	maxAsked        = 50              // nodes whose kube-proxy NodeModes asks
 	proxyTimeout    = 5 * time.Second // for all questions about kube-proxy together
 )
 
@@ -130,6 +154,39 @@ func (q proxyQuestions) find(ctx context.Context, node string) KubeProxy {
 	return KubeProxy{Mode: KubeProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}
 }
 
+// NodeModes asks the kube-proxies themselves, at their metrics port, through the API server: the names of nodes by
+// mode. It lacks nodes whose kube-proxy cannot be asked: kubeadm has it listen on 127.0.0.1, and the user needs the
+// right to get nodes/proxy.
+func (c *Cluster) NodeModes(ctx context.Context) map[KubeProxyMode][]string {
+	ctx, cancel := context.WithTimeout(ctx, proxyTimeout)
+	defer cancel()
+	list, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil
+	}
+	nodes := list.Items[:min(len(list.Items), maxAsked)]
+	said := make([]KubeProxyMode, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() {
+			// Whoever does not answer is left out.
+			text, err := c.kube.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name + ":10249").
+				SubResource("proxy").Suffix("proxyMode").DoRaw(ctx)
+			if p := proxyByName(string(text), ""); err == nil && len(text) > 0 && p.Mode != KubeProxyUnknown {
+				said[i] = p.Mode
+			}
+		})
+	}
+	wg.Wait()
+	modes := map[KubeProxyMode][]string{}
+	for i, n := range nodes {
+		if said[i] != "" {
+			modes[said[i]] = append(modes[said[i]], n.Name)
+		}
+	}
+	return modes
+}
+
 // decideProxy returns the first answer that states a mode. If the findings of one answer contradict each other, it
 // returns no mode and ignores the less reliable answers.
 func decideProxy(answers [][]finding) (found KubeProxy, traced bool) {
@@ -160,7 +217,12 @@ func (q proxyQuestions) cilium(ctx context.Context) ([]finding, error) {
 	}
 	switch cm.Data["kube-proxy-replacement"] { // strict: before Cilium 1.14
 	case "true", "strict":
-		return []finding{{KubeProxy: KubeProxy{Mode: KubeProxyNone, Replacement: "Cilium", By: configMap(name)}}}, nil
+		p := KubeProxy{Mode: KubeProxyNone, Replacement: "Cilium", By: configMap(name),
+			PodSockets: cm.Data["bpf-lb-sock-hostns-only"] != "true"}
+		if cm.Data["enable-host-legacy-routing"] != "true" {
+			p.By += ", with BPF host routing: packets of pods bypass the node's netfilter"
+		}
+		return []finding{{KubeProxy: p}}, nil
 	}
 	return nil, nil
 }

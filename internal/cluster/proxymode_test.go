@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"kubevpn/internal/api"
 )
 
 func systemConfigMap(name, key, text string) *corev1.ConfigMap {
@@ -108,8 +111,21 @@ func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 				systemConfigMap("cilium-config", "kube-proxy-replacement", "true"),
 				systemConfigMap("kube-proxy", "config.conf", kubeadmConfig+"iptables\n"), kubeadmSet,
 			},
+			want: KubeProxy{Mode: KubeProxyNone, Replacement: "Cilium", PodSockets: true,
+				By: "the ConfigMap kube-system/cilium-config, with BPF host routing: packets of pods bypass the node's netfilter"},
+			text: "replaced by Cilium, by the ConfigMap kube-system/cilium-config, with BPF host routing: packets of pods bypass the node's netfilter",
+		},
+		{
+			name: "cilium_that_serves_packets_of_pods",
+			objects: []runtime.Object{&corev1.ConfigMap{ // from a chart with socketLB.hostNamespaceOnly, bpf.hostLegacyRouting
+				ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "cilium-config"},
+				Data: map[string]string{
+					"kube-proxy-replacement": "true", "kube-proxy-replacement-healthz-bind-address": "", "bpf-lb-sock": "true",
+					"bpf-lb-sock-hostns-only": "true", "enable-host-legacy-routing": "true", "routing-mode": "tunnel",
+					"tunnel-protocol": "vxlan", "enable-bpf-masquerade": "true", "ipam": "cluster-pool",
+				},
+			}},
 			want: KubeProxy{Mode: KubeProxyNone, Replacement: "Cilium", By: "the ConfigMap kube-system/cilium-config"},
-			text: "replaced by Cilium, by the ConfigMap kube-system/cilium-config",
 		},
 		{
 			name: "cilium_that_replaces_nothing",
@@ -256,5 +272,30 @@ func TestArgumentUsesTheLastValue(t *testing.T) {
 		if value, given := argument(corev1.Container{Args: tt.args}, "proxy-mode"); value != tt.value || given != tt.given {
 			t.Errorf("%q: %q, %v", tt.args, value, given)
 		}
+	}
+}
+
+func TestProofCountsMoreThanAConfiguration(t *testing.T) {
+	for name, tt := range map[string]struct {
+		p    KubeProxy
+		saw  string
+		want KubeProxyMode
+		text string
+	}{
+		"k3s has no ConfigMap":         {KubeProxy{Mode: KubeProxyNone, By: "absence"}, api.NodeServesClusterIP, KubeProxyServed, "from a pod of the node n1"},
+		"nothing may be read":          {KubeProxy{Mode: KubeProxyUnknown, By: "you may not"}, api.NodeServesClusterIP, KubeProxyServed, "serves ClusterIPs"},
+		"the node is not migrated yet": {KubeProxy{Mode: KubeProxyNFTables, By: "a ConfigMap"}, api.NodeServesAsAddress, KubeProxyIPVS, "the node n1 itself answers pings"},
+		"the configuration is true":    {KubeProxy{Mode: KubeProxyNFTables, By: "a ConfigMap"}, api.NodeServesClusterIP, KubeProxyNFTables, "by a ConfigMap"},
+		"IPVS without proof":           {KubeProxy{Mode: KubeProxyIPVS, By: "a ConfigMap"}, api.NodeServesClusterIP, KubeProxyIPVS, "by a ConfigMap"},
+		"Cilium answers pings":         {KubeProxy{Mode: KubeProxyNone, Replacement: "Cilium", By: "x"}, api.NodeServesAsAddress, KubeProxyNone, "replaced by Cilium"},
+		"nothing serves":               {KubeProxy{Mode: KubeProxyNone, By: "absence"}, api.NodeServesNothing, KubeProxyNone, "by absence"},
+		"unknown, and nothing answers": {KubeProxy{Mode: KubeProxyUnknown, By: "you may not"}, api.NodeServesNothing, KubeProxyUnknown, "did not answer on the node n1"},
+		"an older manager":             {KubeProxy{Mode: KubeProxyIPTables, By: "a ConfigMap"}, "", KubeProxyIPTables, "by a ConfigMap"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := tt.p.Proven(tt.saw, "n1"); got.Mode != tt.want || !strings.Contains(got.String(), tt.text) {
+				t.Errorf("%s (%s), want %s (%s)", got.Mode, got, tt.want, tt.text)
+			}
+		})
 	}
 }

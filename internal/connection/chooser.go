@@ -79,7 +79,8 @@ func (c *chooser) choose(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		f.Proxy = l.proxy
+		f.Proxy = l.proxy.Proven(c.view.Load().state.NodeServes, c.manager.place.Load().node)
+		c.status.change(func(r *report) { r.shown.ProxyMode = string(f.Proxy.Mode) })
 	}
 	if v := c.view.Load(); f.asksGateway() && v.state.GVisorOnly {
 		f.Refusal = api.Errorf(api.ExitNetstack, "the traffic manager limits what laptops reach")

@@ -35,7 +35,11 @@ func (f facts) asksGateway() bool {
 	case api.NetstackSystem:
 		return true
 	}
-	return f.Proxy.Mode == cluster.KubeProxyIPTables || f.Proxy.Mode == cluster.KubeProxyNFTables
+	switch f.Proxy.Mode {
+	case cluster.KubeProxyIPTables, cluster.KubeProxyNFTables, cluster.KubeProxyServed:
+		return true
+	}
+	return false
 }
 
 // choose decides which netstack to use. docs/netstacks.md shows it as a table, which a test compares with choose.
@@ -56,7 +60,7 @@ func choose(f facts) decision {
 	case p.Mode == cluster.KubeProxyIPVS:
 		return gvisor("ClusterIPs are served by IPVS, by %s, which masqueraded packets do not always get through", p.By)
 	case p.Mode == cluster.KubeProxyNone:
-		return gvisor("no kube-proxy serves ClusterIPs, by %s", p.By)
+		return gvisor("no kube-proxy serves ClusterIPs, judging by %s", p.By)
 	case p.Mode == cluster.KubeProxyUnknown:
 		return gvisor("kube-proxy's mode is unknown: %s", p.By)
 	case f.Refusal != nil:

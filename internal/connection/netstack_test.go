@@ -48,7 +48,7 @@ func (r choiceRow) fits(asked, proxy, gateway, probe string) bool {
 func TestChoiceMatchesTheDocumentedTable(t *testing.T) {
 	proxies := map[string]cluster.KubeProxy{
 		"iptables": {Mode: cluster.KubeProxyIPTables}, "nftables": {Mode: cluster.KubeProxyNFTables}, "ipvs": {Mode: cluster.KubeProxyIPVS},
-		"none": {Mode: cluster.KubeProxyNone}, "unknown": {Mode: cluster.KubeProxyUnknown},
+		"served": {Mode: cluster.KubeProxyServed}, "none": {Mode: cluster.KubeProxyNone}, "unknown": {Mode: cluster.KubeProxyUnknown},
 		"replaced": {Mode: cluster.KubeProxyNone, Replacement: "Cilium"},
 	}
 	gateways := map[string]*api.Error{"admitted": nil, "refused": api.Errorf(api.ExitPermission, "no")}
@@ -116,7 +116,7 @@ func TestChoiceStatesItsReason(t *testing.T) {
 		{
 			name: "no_kube_proxy", netstack: "gvisor",
 			in:     facts{Asked: "auto", Proxy: cluster.KubeProxy{Mode: cluster.KubeProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}},
-			reason: "no kube-proxy serves ClusterIPs, by the absence of its ConfigMap, DaemonSet and pods",
+			reason: "no kube-proxy serves ClusterIPs, judging by the absence of its ConfigMap, DaemonSet and pods",
 		},
 		{
 			name: "cilium", netstack: "gvisor",

@@ -345,15 +345,25 @@ func TestAdmissionOf(t *testing.T) {
 
 func TestProxyOf(t *testing.T) {
 	for name, tt := range map[string]struct {
-		p    cluster.KubeProxy
-		want finding
+		p     cluster.KubeProxy
+		modes map[cluster.KubeProxyMode][]string
+		want  finding
 	}{
-		"iptables": {cluster.KubeProxy{Mode: cluster.KubeProxyIPTables, By: "the ConfigMap x"}, finding{fine, 0, "iptables, by the ConfigMap x", ""}},
-		"none":     {cluster.KubeProxy{Mode: cluster.KubeProxyNone, By: "its absence"}, finding{warns, 0, "no kube-proxy serves ClusterIPs", "--netstack gvisor"}},
-		"Cilium":   {cluster.KubeProxy{Mode: cluster.KubeProxyNone, Replacement: "Cilium", By: "cilium-config"}, finding{fine, 0, "replaced by Cilium", ""}},
-		"unknown":  {cluster.KubeProxy{Mode: cluster.KubeProxyUnknown, By: "you may not list nodes"}, finding{passed, 0, "you may not list nodes", ""}},
+		"iptables":    {cluster.KubeProxy{Mode: cluster.KubeProxyIPTables, By: "the ConfigMap x"}, nil, finding{fine, 0, "iptables, by the ConfigMap x", ""}},
+		"ipvs":        {cluster.KubeProxy{Mode: cluster.KubeProxyIPVS, By: "the ConfigMap x"}, nil, finding{warns, 0, "IPVS, by the ConfigMap x", "mode: nftables"}},
+		"kube-router": {cluster.KubeProxy{Mode: cluster.KubeProxyIPVS, By: "kube-router in the DaemonSet x"}, nil, finding{fine, 0, "ipvs, by kube-router", ""}},
+		"a node still has IPVS": {cluster.KubeProxy{Mode: cluster.KubeProxyNFTables, By: "the ConfigMap x"},
+			map[cluster.KubeProxyMode][]string{"ipvs": {"a"}, "nftables": {"b", "c"}},
+			finding{warns, 0, "ipvs on a, nftables on b, c; in the cluster's configuration it is nftables, by the ConfigMap x", "mode: nftables"}},
+		"nodes say it, no object does": {cluster.KubeProxy{Mode: cluster.KubeProxyNone, By: "its absence"},
+			map[cluster.KubeProxyMode][]string{"iptables": {"a"}}, finding{fine, 0, "iptables on a; in the cluster's configuration it is none", ""}},
+		"Cilium at sockets": {cluster.KubeProxy{Mode: cluster.KubeProxyNone, Replacement: "Cilium", By: "cilium-config", PodSockets: true}, nil,
+			finding{warns, 0, "replaced by Cilium, by cilium-config; socketLB.hostNamespaceOnly is off", "--set socketLB.hostNamespaceOnly=true"}},
+		"none":    {cluster.KubeProxy{Mode: cluster.KubeProxyNone, By: "its absence"}, nil, finding{warns, 0, "no kube-proxy serves ClusterIPs", "--netstack gvisor"}},
+		"Cilium":  {cluster.KubeProxy{Mode: cluster.KubeProxyNone, Replacement: "Cilium", By: "cilium-config"}, nil, finding{fine, 0, "replaced by Cilium", ""}},
+		"unknown": {cluster.KubeProxy{Mode: cluster.KubeProxyUnknown, By: "you may not list nodes"}, nil, finding{passed, 0, "you may not list nodes", ""}},
 	} {
-		t.Run(name, func(t *testing.T) { tt.want.check(t, proxyOf(tt.p)) })
+		t.Run(name, func(t *testing.T) { tt.want.check(t, proxyOf(tt.p, tt.modes)) })
 	}
 }
 

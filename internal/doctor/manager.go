@@ -3,6 +3,8 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"kubevpn/internal/api"
@@ -162,15 +164,45 @@ func admissionOf(namespace string, err error) api.Finding {
 // kubeProxy finds out what serves ClusterIPs.
 func kubeProxy(ctx context.Context, f *facts) api.Finding {
 	m, _ := f.manager() // without its node, KubeProxy compares the annotations of all nodes
-	return proxyOf(f.cluster.KubeProxy(ctx, m.Node))
+	p, modes := f.cluster.KubeProxy(ctx, m.Node), f.cluster.NodeModes(ctx)
+	known := slices.Concat(slices.Collect(maps.Values(modes))...)
+	if c := f.connected(); c != nil && c.ProxyMode == string(cluster.KubeProxyIPVS) && !slices.Contains(known, m.Node) {
+		modes[cluster.KubeProxyIPVS] = append(modes[cluster.KubeProxyIPVS], m.Node) // the connection has proof
+	}
+	return proxyOf(p, modes)
 }
 
-func proxyOf(p cluster.KubeProxy) api.Finding {
+// proxyOf judges what serves ClusterIPs by the cluster's configuration, and the modes that nodes are known to have.
+func proxyOf(p cluster.KubeProxy, modes map[cluster.KubeProxyMode][]string) api.Finding {
+	if p.Replacement == "" && len(modes) > 0 {
+		var each []string
+		for _, mode := range slices.Sorted(maps.Keys(modes)) {
+			each = append(each, fmt.Sprintf("%s on %s", mode, api.Some(modes[mode], shown)))
+		}
+		p = cluster.KubeProxy{Mode: p.Mode, By: strings.Join(each, ", ") + "; in the cluster's configuration it is " +
+			p.String()}
+		if len(modes[cluster.KubeProxyIPVS]) > 0 {
+			p.Mode = cluster.KubeProxyIPVS
+		} else {
+			return ok("%s", p.By)
+		}
+	}
 	switch {
+	case p.Mode == cluster.KubeProxyIPVS && !strings.HasPrefix(p.By, "kube-router "):
+		return warning("kube-proxy serves ClusterIPs with IPVS, by "+p.By,
+			"Kubernetes turns IPVS off by default in 1.40, where nftables becomes the default, and removes it in "+
+				"1.43 (KEP-5495). `connect` uses gvisor, because masqueraded packets do not always get "+
+				"through IPVS", "kubectl -n kube-system edit configmap kube-proxy   # mode: nftables, then\n"+
+				"kubectl -n kube-system rollout restart daemonset kube-proxy")
+	case p.PodSockets:
+		return warning(p.String()+"; socketLB.hostNamespaceOnly is off",
+			"Cilium serves ClusterIPs at the sockets of pods, and packets that the system netstack forwards pass "+
+				"none: Services may not answer with --netstack system. `connect` uses gvisor",
+			"helm upgrade cilium cilium/cilium -n kube-system --reuse-values --set socketLB.hostNamespaceOnly=true")
 	case p.Mode == cluster.KubeProxyUnknown:
 		return skipped("the mode is unknown: %s", p.By)
 	case p.Mode == cluster.KubeProxyNone && p.Replacement == "":
-		return warning("no kube-proxy serves ClusterIPs, by "+p.By,
+		return warning("no kube-proxy serves ClusterIPs, judging by "+p.By,
 			"kubevpn resolves ClusterIPs itself, with the gvisor netstack; the system netstack does not reach them",
 			"kubevpn connect --netstack gvisor   # what `auto` chooses here")
 	}

@@ -87,16 +87,19 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	}
 	// A ready manager also knows which networks the lease must avoid.
 	lease := s.admit(session, &hello, s.manager.around())
+	served := s.manager.nodeServes(ctx)
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
-	return s.sendNotices(ctx, laptop, s.manager.hello(&hello, lease))
+	return s.sendNotices(ctx, laptop, s.manager.hello(&hello, lease), served)
 }
 
 // sendNotices writes notices until the stream ends.
-func (s *session) sendNotices(ctx context.Context, laptop io.Writer, hello *api.ManagerHello) error {
+func (s *session) sendNotices(ctx context.Context, laptop io.Writer, hello *api.ManagerHello,
+	served string) error {
 	latest, newer := s.manager.notices.Get()
 	first := *latest
 	first.state.Sessions = s.manager.publisher.laptops() // this one may be younger than the notice
 	s.manager.router.describe(&first.state)
+	first.state.NodeServes = served
 	told := &first
 	hello.State = first.state
 	messages := append([]api.ControlMessage{{Hello: hello}},

@@ -4,13 +4,18 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/tun/tuntest"
 	"kubevpn/pkg/wire/transport"
@@ -164,5 +169,37 @@ func TestPingToServiceIsSilent(t *testing.T) {
 	p := r.openPackets(t, transport.ProtoEcho, "10.96.0.1:0")
 	if _, err := p.ReadPacket(make([]byte, 10)); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestNodeServes dials a ClusterIP that is an address of this "node", as with IPVS, one that accepts connections and
+// drops pings, as with the other modes, and one that nobody serves.
+func TestNodeServes(t *testing.T) {
+	testenv.NeedPrograms(t, "nft")
+	const vip = "10.99.0.1"
+	got := map[string]string{}
+	inNamespace(t, "0 2147483647", func() {
+		listener, err := net.Listen("tcp", vip+":0")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer listener.Close()
+		to := netip.MustParseAddrPort(listener.Addr().String())
+		serves := func(vip netip.AddrPort) string {
+			return (&Manager{cfg: Config{APIServer: vip}}).nodeServes(t.Context())
+		}
+		got["unknown"] = serves(netip.AddrPort{})
+		got["ipvs"] = serves(to)
+		if out, err := exec.Command("nft", "add table ip t; add chain ip t in { type filter hook input priority 0; }; "+
+			"add rule ip t in ip protocol icmp drop").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		got["others"] = serves(to)
+		got["nobody"] = serves(netip.MustParseAddrPort("10.99.0.2:443"))
+	})
+	want := map[string]string{"unknown": "", "ipvs": api.NodeServesAsAddress, "others": api.NodeServesClusterIP, "nobody": api.NodeServesNothing}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -415,7 +415,7 @@ func (j *judge) choice(s *corev1.Service) string {
 	case j.Pod != nil:
 		return "kube-proxy chooses, on the node " + j.Source.Spec.NodeName
 	case j.Connection.Netstack == api.NetstackSystem:
-		return "kube-proxy chooses, on the node of the traffic manager"
+		return "kube-proxy (" + j.Connection.ProxyMode + ") chooses, on the node of the traffic manager"
 	case len(j.ready) == 1:
 		return "the traffic manager sends to " + j.ready[0].String() + ", the only one"
 	}
