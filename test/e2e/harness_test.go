@@ -198,8 +198,8 @@ func newWorld(t *testing.T, c lab.Config, suites ...[]suite) *world {
 			t.Fatal(err)
 		}
 		got := l.Config()
-		if got.ProxyMode != c.ProxyMode || got.IPv6 != c.IPv6 {
-			t.Skipf("SKIPPED: lab %s has kube-proxy %s and IPv6 %v, this suite wants %s and %v", name, got.ProxyMode, got.IPv6, c.ProxyMode, c.IPv6)
+		if got.ProxyMode != c.ProxyMode || got.IPv6 != c.IPv6 || !slices.Equal(got.NodeModes, c.NodeModes) {
+			t.Skipf("SKIPPED: lab %s has kube-proxy %s%v and IPv6 %v, this suite wants %s%v and %v", name, got.ProxyMode, got.NodeModes, got.IPv6, c.ProxyMode, c.NodeModes, c.IPv6)
 		}
 		w := &world{Lab: l, transport: os.Getenv(transportVariable)}
 		w.loadImage(t)

@@ -377,3 +377,46 @@ func bridgeSuite(t *testing.T, w *world) {
 		system.must(t, "kubevpn", "disconnect", "--all")
 	})
 }
+
+// TestMixedModes runs on a cluster that is about to leave IPVS: node 1 still has it, node 2 does not, and the ConfigMap
+// states the new mode. It is iptables, because the guests' kernel has no nftables for IPv4.
+func TestMixedModes(t *testing.T) {
+	mixed := []suite{{"mixed", mixedSuite}}
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-mixed", ProxyMode: lab.ProxyIPTables, NodeModes: []lab.ProxyMode{lab.ProxyIPVS},
+		ProxySettings: map[string]string{"metricsBindAddress": "0.0.0.0:10249"}}, mixed), mixed)
+}
+
+// mixedSuite checks that the mode of the traffic manager's node decides, by what packets meet there, and that doctor
+// names the modes of both nodes.
+func mixedSuite(t *testing.T, w *world) {
+	l := w.newLaptop(t, lab.Admin)
+	l.connect(t) // creates the namespace
+	l.must(t, "kubevpn", "disconnect", "--all")
+	w.kubectl(t, "label", "namespace", "kubevpn", "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
+	for n, want := range []api.Connection{
+		{ProxyMode: "ipvs", Netstack: api.NetstackGVisor, NetstackReason: "itself answers pings"},
+		{ProxyMode: "iptables", Netstack: api.NetstackSystem, NetstackReason: "by the ConfigMap kube-system/kube-proxy"},
+	} {
+		t.Run("manager_on_a_node_with_"+want.ProxyMode, func(t *testing.T) {
+			own, other := w.Config().NodeName(n+1), w.Config().NodeName(2-n)
+			w.kubectl(t, "cordon", other)
+			defer w.kubectl(t, "uncordon", other)
+			w.kubectl(t, "-n", "kubevpn", "delete", "pod", "-l", "app.kubernetes.io/name=kubevpn", "--grace-period=0", "--force")
+			l.connect(t)
+			c := l.connection(t)
+			if at := w.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.spec.nodeName}"); at != own {
+				t.Fatalf("the traffic manager is on %s, want %s", at, own)
+			}
+			if c.ProxyMode != want.ProxyMode || c.Netstack != want.Netstack || !strings.Contains(c.NetstackReason, want.NetstackReason) {
+				t.Errorf("netstack %q because %q, proxy mode %q; want %q because of %q, %q", c.Netstack, c.NetstackReason, c.ProxyMode,
+					want.Netstack, want.NetstackReason, want.ProxyMode)
+			}
+			l.reachesWeb(t, w)
+			modes := fmt.Sprintf("iptables on %s, ipvs on %s; in the cluster's configuration it is iptables", w.Config().NodeName(2), w.Config().NodeName(1))
+			if r := l.run(t, "kubevpn", "doctor"); !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), modes) {
+				t.Errorf("doctor does not say %q: %v", modes, r)
+			}
+			l.must(t, "kubevpn", "disconnect", "--all")
+		})
+	}
+}

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -37,14 +38,20 @@ type program struct {
 	extra []string // files and packages' directories, in the repository, that it is built from besides those in dir
 	hint  string   // the progress message of a long build
 	image string   // the image to make of it, if any
+	// module is the module file in dir; empty: go.mod. Its checksums are beside it, as in 1.31.mod and 1.31.sum.
+	module string
 
 	ldflags func(source string) (string, error) // beyond the common ones; nil for none
 }
 
-func buildList() []program {
+func buildList(kubernetes string) []program {
+	module := ""
+	if kubernetes != "" {
+		module = kubernetes + ".mod"
+	}
 	return []program{
-		{name: "kube", dir: "test/lab/cluster/kube", hint: "Kubernetes' components (about 5 minutes on 2 cores, once)",
-			ldflags: kubernetesVersion},
+		{name: "kube", dir: "test/lab/cluster/kube", hint: "Kubernetes' components (about 8 minutes on 2 cores, once)",
+			module: module, ldflags: func(source string) (string, error) { return kubernetesVersion(source, module) }},
 		{name: "etcd", dir: "test/lab/cluster/etcd", hint: "etcd (about half a minute, once)"},
 		{name: "coredns", dir: "test/lab/cluster/coredns", hint: "CoreDNS (about a minute, once)", image: corednsImage},
 		{name: "outside", dir: "test/lab/outside", extra: []string{"test/go.mod", "test/go.sum"},
@@ -72,13 +79,17 @@ func (p program) flags(source string) ([]string, error) {
 		}
 		ldflags += " " + more
 	}
-	return []string{"-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags=" + ldflags}, nil
+	flags := []string{"-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags=" + ldflags}
+	if p.module != "" {
+		flags = append(flags, "-modfile="+p.module)
+	}
+	return flags, nil
 }
 
 // kubernetesVersion are the linker's flags that tell Kubernetes' programs their version, which they do not know when
 // built as a module: clients and kubeconfig plugins ask for it.
-func kubernetesVersion(source string) (string, error) {
-	file := filepath.Join(source, "test/lab/cluster/kube/go.mod")
+func kubernetesVersion(source, module string) (string, error) {
+	file := filepath.Join(source, "test/lab/cluster/kube", cmp.Or(module, "go.mod"))
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
@@ -117,7 +128,7 @@ func (l *Lab) Build(ctx context.Context) error {
 		return err
 	}
 	var built programs
-	for _, p := range buildList() {
+	for _, p := range buildList(l.config.Kubernetes) {
 		dir, err := l.cached(ctx, p, source, cache)
 		if err != nil {
 			return err
@@ -248,6 +259,7 @@ func (l *Lab) lockBuild(file string) (unlock func(), err error) {
 // hash names what p is built from.
 func (p program) hash(source string) (string, error) {
 	var files []string
+	module := cmp.Or(p.module, "go.mod")
 	for _, name := range append([]string{p.dir}, p.extra...) {
 		info, err := os.Stat(filepath.Join(source, name))
 		if err != nil {
@@ -262,8 +274,8 @@ func (p program) hash(source string) (string, error) {
 			return "", err
 		}
 		for _, e := range entries {
-			if f := e.Name(); strings.HasSuffix(f, ".go") && !strings.HasSuffix(f, "_test.go") || f == "go.mod" ||
-				f == "go.sum" {
+			if f := e.Name(); strings.HasSuffix(f, ".go") && !strings.HasSuffix(f, "_test.go") || f == module ||
+				f == strings.TrimSuffix(module, ".mod")+".sum" {
 				files = append(files, filepath.Join(name, f))
 			}
 		}

@@ -34,7 +34,13 @@ type Config struct {
 	Name      string    // default DefaultName; lower-case letters, digits and dashes, at most 16
 	Nodes     int       // default 2
 	ProxyMode ProxyMode // default ProxyIPTables
-	IPv6      bool      // dual-stack, IPv4 first
+	// NodeModes are the modes of nodes 1, 2, ... that differ from ProxyMode, as during a migration; "": ProxyMode. The
+	// ConfigMap of kube-proxy has ProxyMode.
+	NodeModes []ProxyMode
+	// Kubernetes is an older minor version, which test/lab/cluster/kube has a module file for, as in "1.31"; default
+	// $KUBEVPN_LAB_KUBERNETES, or else the newest.
+	Kubernetes string
+	IPv6       bool // dual-stack, IPv4 first
 	// which of two sets of address ranges, 1 (default) or 2: labs that are joined have different ones
 	Ranges int
 
@@ -62,6 +68,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.ProxyMode == "" {
 		c.ProxyMode = ProxyIPTables
+	}
+	if c.Kubernetes == "" {
+		c.Kubernetes = os.Getenv("KUBEVPN_LAB_KUBERNETES")
 	}
 	if c.Dir == "" {
 		c.Dir = defaultDir()
@@ -96,6 +105,18 @@ func (c Config) validate() error {
 	default:
 		errs = append(errs, fmt.Errorf("proxy mode %q: want iptables, nftables, ipvs or none", c.ProxyMode))
 	}
+	if len(c.NodeModes) > c.Nodes {
+		errs = append(errs, fmt.Errorf("proxy modes of %d nodes: the lab has %d", len(c.NodeModes), c.Nodes))
+	}
+	for _, m := range c.NodeModes {
+		if !slices.Contains([]ProxyMode{"", ProxyIPTables, ProxyNFTables, ProxyIPVS}, m) || c.ProxyMode == ProxyNone {
+			errs = append(errs, fmt.Errorf("proxy mode %q of a node: want iptables, nftables or ipvs, of nodes with "+
+				"a kube-proxy", m))
+		}
+	}
+	if c.Kubernetes != "" && !regexp.MustCompile(`^1\.\d+$`).MatchString(c.Kubernetes) {
+		errs = append(errs, fmt.Errorf("Kubernetes %q: want a minor version, as in 1.31", c.Kubernetes))
+	}
 	if c.ProxyMode == ProxyNone && len(c.ProxySettings) > 0 {
 		errs = append(errs, errors.New("kube-proxy settings need a proxy mode other than none"))
 	} else if _, err := c.proxyConfig(1, ""); err != nil {
@@ -115,12 +136,18 @@ func (c Config) shape() string {
 	} else {
 		s += ", kube-proxy " + string(c.ProxyMode)
 	}
+	for n := range c.NodeModes {
+		s += fmt.Sprintf(", %s on node%d", c.proxyMode(n+1), n+1)
+	}
 	for _, path := range slices.Sorted(maps.Keys(c.ProxySettings)) {
 		s += fmt.Sprintf(" %s=%s", path, c.ProxySettings[path])
 	}
 	s += ", IPv4"
 	if c.IPv6 {
 		s += " and IPv6"
+	}
+	if c.Kubernetes != "" {
+		s += ", Kubernetes " + c.Kubernetes
 	}
 	if c.Ranges == 2 {
 		s += ", second ranges"
@@ -130,6 +157,19 @@ func (c Config) shape() string {
 
 // NodeName returns the Kubernetes name and the host name of node n, counted from 1.
 func (c Config) NodeName(n int) string { return fmt.Sprintf("%s-node%d", c.Name, n) }
+
+// proxyMode returns the mode of kube-proxy on node n, counted from 1.
+func (c Config) proxyMode(n int) ProxyMode {
+	if n <= len(c.NodeModes) && c.NodeModes[n-1] != "" {
+		return c.NodeModes[n-1]
+	}
+	return c.ProxyMode
+}
+
+// usesIPVS reports whether kube-proxy is in IPVS mode on a node.
+func (c Config) usesIPVS() bool {
+	return c.ProxyMode == ProxyIPVS || slices.Contains(c.NodeModes, ProxyIPVS)
+}
 
 // namespace returns the network namespace of a place: laptop, router, node1, ...
 func (c Config) namespace(place string) string { return c.Name + "-" + place }

@@ -64,7 +64,7 @@ func (l *Lab) guest(place string) guest.Client {
 
 // chooseKernel determines whether the nodes can run on the machine's kernel.
 func (l *Lab) chooseKernel() error {
-	if l.config.ProxyMode != ProxyIPVS {
+	if !l.config.usesIPVS() {
 		return nil
 	}
 	has, err := hostHasIPVS()

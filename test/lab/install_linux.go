@@ -30,7 +30,7 @@ func (l *Lab) requirements() []requirement {
 		{"util-linux", []string{"nsenter"}},
 		{"curl", []string{"curl"}}, // what the laptop's user has
 	}
-	if l.config.ProxyMode == ProxyIPVS {
+	if l.config.usesIPVS() {
 		all = append(all, requirement{"ipvsadm", []string{"ipvsadm"}})
 	}
 	if l.config.guests {

@@ -64,6 +64,7 @@ func (l *Lab) adopt(s state) {
 	l.config.Nodes, l.config.ProxyMode = found.Nodes, found.ProxyMode
 	l.config.IPv6, l.config.Ranges = found.IPv6, found.Ranges
 	l.config.ProxySettings, l.config.guests = found.ProxySettings, found.guests
+	l.config.NodeModes, l.config.Kubernetes = found.NodeModes, found.Kubernetes
 	l.programs, l.snapshotter = s.Programs, s.Snapshotter
 	l.state = s
 }

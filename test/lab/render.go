@@ -130,7 +130,7 @@ clusterCIDR: %s
 clientConnection: {kubeconfig: %s/pki/kube-proxy.kubeconfig}
 # The sizes of the connection table are the machine's, not the namespace's.
 conntrack: {maxPerCore: 0}
-`, c.ProxyMode, c.NodeName(n), joined(c.Families(), func(f Family) netip.Prefix { return f.Pods }), dir)
+`, c.proxyMode(n), c.NodeName(n), joined(c.Families(), func(f Family) netip.Prefix { return f.Pods }), dir)
 	if len(c.ProxySettings) == 0 {
 		return text, nil
 	}

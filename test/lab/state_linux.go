@@ -23,6 +23,8 @@ type state struct {
 	Guests    bool      `json:"guests"` // nodes are guests
 
 	ProxySettings map[string]string `json:"proxySettings,omitempty"`
+	NodeModes     []ProxyMode       `json:"nodeModes,omitempty"`
+	Kubernetes    string            `json:"kubernetes,omitempty"`
 
 	Created time.Time `json:"created"`
 	BootID  string    `json:"bootID"` // of the machine: after a reboot the PIDs are other processes'
@@ -35,10 +37,12 @@ type state struct {
 }
 
 func (s state) config(dir string) Config {
-	return Config{
+	c := Config{
 		Name: s.Name, Nodes: s.Nodes, ProxyMode: s.ProxyMode, IPv6: s.IPv6, Ranges: s.Ranges, Dir: dir,
-		ProxySettings: s.ProxySettings, guests: s.Guests,
+		ProxySettings: s.ProxySettings, NodeModes: s.NodeModes, guests: s.Guests,
 	}.withDefaults()
+	c.Kubernetes = s.Kubernetes // not the environment's
+	return c
 }
 
 func bootID() (string, error) {

@@ -289,11 +289,14 @@ func TestKubernetesVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flags, err := kubernetesVersion(source)
-	if err != nil || !strings.Contains(flags, "-X k8s.io/component-base/version.gitMinor=34") {
+	flags, err := kubernetesVersion(source, "")
+	if err != nil || !strings.Contains(flags, "-X k8s.io/component-base/version.gitMinor=37") {
 		t.Errorf("%s, %v", flags, err)
 	}
-	if _, err := kubernetesVersion(t.TempDir()); !errors.Is(err, os.ErrNotExist) {
+	if flags, err := kubernetesVersion(source, "1.31.mod"); err != nil || !strings.Contains(flags, "-X k8s.io/component-base/version.gitMinor=31") {
+		t.Errorf("1.31: %s, %v", flags, err)
+	}
+	if _, err := kubernetesVersion(t.TempDir(), ""); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no go.mod: %v", err)
 	}
 	if _, err := findSource(t.TempDir()); err == nil || !strings.Contains(err.Error(), "run it from the repository") {

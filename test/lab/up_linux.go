@@ -142,7 +142,7 @@ func (l *Lab) prepare() error {
 	err = l.update(func(s *state) {
 		*s = state{
 			Name: c.Name, Nodes: c.Nodes, ProxyMode: c.ProxyMode, IPv6: c.IPv6, Ranges: c.Ranges,
-			ProxySettings: c.ProxySettings, Guests: c.guests,
+			ProxySettings: c.ProxySettings, NodeModes: c.NodeModes, Kubernetes: c.Kubernetes, Guests: c.guests,
 			Created: time.Now(), BootID: boot, Programs: l.programs, Snapshotter: l.snapshotter,
 		}
 	})

@@ -75,13 +75,15 @@ a Debian that missing packages can be installed on.`,
 		SilenceErrors: true,
 	}
 	root.PersistentFlags().StringVar(&p.config.Name, "name", lab.DefaultName, "which lab: several run side by side")
+	root.PersistentFlags().StringVar(&p.config.Kubernetes, "kubernetes", "",
+		"an older `version` of Kubernetes, of up and build: 1.34 or 1.31; default $KUBEVPN_LAB_KUBERNETES or the newest")
 	root.AddCommand(p.up(), p.down(), p.status(), p.exec(), p.kubectl(), p.load(), p.kubeconfig(), p.restart(),
 		p.join(), p.line(), p.build(), p.install())
 	return root
 }
 
 func (p *program) up() *cobra.Command {
-	mode := string(lab.ProxyIPTables)
+	mode, modes := string(lab.ProxyIPTables), []string(nil)
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Start a lab; what is missing is installed and built first",
@@ -91,6 +93,9 @@ func (p *program) up() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p.config.ProxyMode = lab.ProxyMode(mode)
+			for _, m := range modes {
+				p.config.NodeModes = append(p.config.NodeModes, lab.ProxyMode(m))
+			}
 			if p.config.Nodes < 1 {
 				return errors.New("--nodes: want at least 1")
 			}
@@ -100,6 +105,8 @@ func (p *program) up() *cobra.Command {
 	c.Flags().IntVar(&p.config.Nodes, "nodes", 2, fmt.Sprintf("number of nodes, 1 to %d", lab.MaxNodes))
 	c.Flags().StringVar(&mode, "proxy-mode", mode,
 		"kube-proxy's `mode`: iptables, nftables, ipvs, or none for no kube-proxy")
+	c.Flags().StringSliceVar(&modes, "node-proxy-modes", nil,
+		"the `modes` of nodes 1, 2, ... where they differ from --proxy-mode, as during a migration: ipvs,nftables")
 	c.Flags().StringToStringVar(&p.config.ProxySettings, "proxy-config", nil,
 		"a `field=value` of KubeProxyConfiguration, as in ipvs.strictARP=true")
 	c.Flags().BoolVar(&p.config.IPv6, "ipv6", false, "IPv6 besides IPv4, for nodes, pods, Services and the laptop")

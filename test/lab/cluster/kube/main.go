@@ -2,6 +2,9 @@
 // kube-scheduler, kubelet, kube-proxy or kubectl, built from their published Go modules. One program, because they
 // share most of their code: it is a third of the size and of the build time of six. A nested module, so that
 // Kubernetes stays out of the product's go.mod.
+//
+// go.mod has the newest version. MINOR.mod and MINOR.sum, as in 1.31.mod, are those of an older one: see `lab up
+// --kubernetes`.
 package main
 
 import (
@@ -42,13 +45,21 @@ func run() int {
 	case "kube-proxy":
 		command = proxy.NewProxyCommand()
 	case "kubelet":
-		command = kubelet.NewKubeletCommand(context.Background())
+		command = kubeletCommand(kubelet.NewKubeletCommand)
 	case "kubectl":
 		command = kubectl.NewDefaultKubectlCommand()
 	default:
 		return usage()
 	}
 	return cli.Run(command)
+}
+
+// kubeletCommand calls kubelet's constructor, which takes no context before Kubernetes 1.32.
+func kubeletCommand(constructor any) *cobra.Command {
+	if old, ok := constructor.(func() *cobra.Command); ok {
+		return old()
+	}
+	return constructor.(func(context.Context) *cobra.Command)(context.Background())
 }
 
 func usage() int {
