@@ -18,7 +18,7 @@ const GatewaySocket = "@kubevpn-gateway"
 const (
 	NodeServesNothing   = "nothing"   // no answer: nothing serves ClusterIPs on the node, or a policy forbids the dial
 	NodeServesClusterIP = "clusterIP" // the ClusterIP accepted a connection
-	NodeServesAsAddress = "address"   // it did, and the node answered a ping to it: IPVS makes it the node's address
+	NodeServesAsAddress = "address"   // it did, and is an address of the node, which IPVS makes it
 )
 
 // ClientHello is the first JSON line that the laptop writes on the control stream. The manager ignores fields that it

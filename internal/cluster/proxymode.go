@@ -48,7 +48,7 @@ func (p KubeProxy) Proven(saw, node string) KubeProxy {
 	switch {
 	case p.Replacement != "" || p.Mode == KubeProxyIPVS:
 	case saw == api.NodeServesAsAddress:
-		p = KubeProxy{Mode: KubeProxyIPVS, By: "the ClusterIP that the node " + node + " itself answers pings for"}
+		p = KubeProxy{Mode: KubeProxyIPVS, By: "packets to a ClusterIP, which end at the node " + node + " itself"}
 	case saw == api.NodeServesClusterIP && !configured:
 		p = KubeProxy{Mode: KubeProxyServed, By: "a connection to a ClusterIP from a pod of the node " + node}
 	case saw == api.NodeServesNothing && p.Mode == KubeProxyUnknown:

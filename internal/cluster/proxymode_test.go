@@ -284,7 +284,7 @@ func TestProofCountsMoreThanAConfiguration(t *testing.T) {
 	}{
 		"k3s has no ConfigMap":         {KubeProxy{Mode: KubeProxyNone, By: "absence"}, api.NodeServesClusterIP, KubeProxyServed, "from a pod of the node n1"},
 		"nothing may be read":          {KubeProxy{Mode: KubeProxyUnknown, By: "you may not"}, api.NodeServesClusterIP, KubeProxyServed, "serves ClusterIPs"},
-		"the node is not migrated yet": {KubeProxy{Mode: KubeProxyNFTables, By: "a ConfigMap"}, api.NodeServesAsAddress, KubeProxyIPVS, "the node n1 itself answers pings"},
+		"the node is not migrated yet": {KubeProxy{Mode: KubeProxyNFTables, By: "a ConfigMap"}, api.NodeServesAsAddress, KubeProxyIPVS, "end at the node n1 itself"},
 		"the configuration is true":    {KubeProxy{Mode: KubeProxyNFTables, By: "a ConfigMap"}, api.NodeServesClusterIP, KubeProxyNFTables, "by a ConfigMap"},
 		"IPVS without proof":           {KubeProxy{Mode: KubeProxyIPVS, By: "a ConfigMap"}, api.NodeServesClusterIP, KubeProxyIPVS, "by a ConfigMap"},
 		"Cilium answers pings":         {KubeProxy{Mode: KubeProxyNone, Replacement: "Cilium", By: "x"}, api.NodeServesAsAddress, KubeProxyNone, "replaced by Cilium"},

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -130,3 +131,39 @@ func isFrom(from unix.Sockaddr, addr netip.Addr) bool {
 }
 
 func (p *pingSocket) close() { p.conn.Close() }
+
+// nextHopTimeout limits endsAtNextHop where the node sends no ICMP errors.
+const nextHopTimeout = 100 * time.Millisecond
+
+// endsAtNextHop reports whether addr is an address of the next hop, which is the node. It sends a ping that lives for one
+// hop: a node that would have to forward it reports that it has expired. Its own address answers, or with kube-proxy's
+// IPVS mode rejects it (KUBE-IPVS-FILTER).
+func endsAtNextHop(addr netip.Addr) bool {
+	d, err := openPinger(addr)
+	if err != nil {
+		return false
+	}
+	defer d.close()
+	p, ok := d.(*pingSocket)
+	if !ok || p.conn.SetReadDeadline(time.Now().Add(nextHopTimeout)) != nil {
+		return false
+	}
+	raw, err := p.conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		level, option := unix.SOL_IP, unix.IP_TTL
+		if addr.Is6() {
+			level, option = unix.SOL_IPV6, unix.IPV6_UNICAST_HOPS
+		}
+		failed = unix.SetsockoptInt(int(fd), level, option, 1)
+	})
+	if err = errors.Join(err, failed, p.sendOne(make([]byte, sequence))); err != nil {
+		return false
+	}
+	answered := errors.New("the next hop has answered")
+	err = p.receive(new(buffers), func([]byte, int) error { return answered })
+	return errors.Is(err, answered) || errors.Is(err, unix.ECONNREFUSED)
+}

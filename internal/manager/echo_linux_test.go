@@ -196,9 +196,14 @@ func TestNodeServes(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 		got["others"] = serves(to)
+		if out, err := exec.Command("nft", "flush chain ip t in; add rule ip t in icmp type echo-request reject").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		got["ipvs that rejects pings"] = serves(to)
 		got["nobody"] = serves(netip.MustParseAddrPort("10.99.0.2:443"))
 	})
-	want := map[string]string{"unknown": "", "ipvs": api.NodeServesAsAddress, "others": api.NodeServesClusterIP, "nobody": api.NodeServesNothing}
+	want := map[string]string{"unknown": "", "ipvs": api.NodeServesAsAddress, "ipvs that rejects pings": api.NodeServesAsAddress,
+		"others": api.NodeServesClusterIP, "nobody": api.NodeServesNothing}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

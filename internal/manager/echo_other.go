@@ -15,3 +15,5 @@ func mayPing() bool { return false }
 func openPinger(netip.Addr) (datagrams, error) {
 	return nil, fmt.Errorf("ICMP sockets on %s: %w", runtime.GOOS, syscall.EACCES)
 }
+
+func endsAtNextHop(netip.Addr) bool { return false }

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -108,16 +107,11 @@ func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 	return lowest
 }
 
-const (
-	// nodeServesTimeout limits the dial of a ClusterIP, of which one SYN that is lost makes "nothing".
-	nodeServesTimeout = 300 * time.Millisecond
-	// pingTimeout limits the answer of the node itself, which is one hop away.
-	pingTimeout = 30 * time.Millisecond
-)
+// nodeServesTimeout limits the dial of a ClusterIP; one SYN that is lost makes "nothing".
+const nodeServesTimeout = 300 * time.Millisecond
 
 // nodeServes dials a ClusterIP as any program in the pod does. Its result (ManagerState.NodeServes) proves whether the
-// node serves ClusterIPs, and IPVS: only there a ClusterIP is an address of the node, which answers pings. The other
-// modes of kube-proxy drop or reject what is for no port of a Service.
+// node serves ClusterIPs, and IPVS, which makes a ClusterIP an address of the node.
 func (m *Manager) nodeServes(ctx context.Context) string {
 	vip := m.cfg.APIServer
 	if !vip.IsValid() {
@@ -131,31 +125,8 @@ func (m *Manager) nodeServes(ctx context.Context) string {
 		return api.NodeServesNothing
 	}
 	conn.Close()
-	if answersPing(ctx, vip.Addr()) {
+	if endsAtNextHop(vip.Addr()) {
 		return api.NodeServesAsAddress
 	}
 	return api.NodeServesClusterIP
-}
-
-// answersPing reports whether addr answers one ping within pingTimeout.
-func answersPing(ctx context.Context, addr netip.Addr) (answered bool) {
-	d, err := openPinger(addr)
-	if err != nil {
-		return false
-	}
-	if err := d.send(make([]byte, sequence), sequence); err != nil {
-		d.close()
-		return false
-	}
-	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
-	defer cancel()
-	stop := context.AfterFunc(ctx, d.close)               // its close ends receive
-	_ = d.receive(new(buffers), func([]byte, int) error { // its error is the end of the wait
-		answered = true
-		return io.EOF
-	})
-	if stop() {
-		d.close()
-	}
-	return answered
 }

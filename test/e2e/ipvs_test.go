@@ -394,7 +394,7 @@ func mixedSuite(t *testing.T, w *world) {
 	l.must(t, "kubevpn", "disconnect", "--all")
 	w.kubectl(t, "label", "namespace", "kubevpn", "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
 	for n, want := range []api.Connection{
-		{ProxyMode: "ipvs", Netstack: api.NetstackGVisor, NetstackReason: "itself answers pings"},
+		{ProxyMode: "ipvs", Netstack: api.NetstackGVisor, NetstackReason: "which end at the node"},
 		{ProxyMode: "iptables", Netstack: api.NetstackSystem, NetstackReason: "by the ConfigMap kube-system/kube-proxy"},
 	} {
 		t.Run("manager_on_a_node_with_"+want.ProxyMode, func(t *testing.T) {
