@@ -8,6 +8,8 @@ import (
 	"net"
 	"time"
 
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 )
@@ -83,7 +85,16 @@ func answer(ctx context.Context, f *facts) api.Finding {
 	if err != nil || json.Unmarshal(text, &version) != nil {
 		return ok("it answers, and knows you")
 	}
-	return ok("Kubernetes %s knows you; round trip %s", version.GitVersion, milliseconds(took))
+	return serverOf(version.GitVersion, took)
+}
+
+// serverOf judges the API server's version. A version of an unknown form passes.
+func serverOf(version string, took time.Duration) api.Finding {
+	if v, err := utilversion.ParseGeneric(version); err == nil && v.LessThan(utilversion.MajorMinor(1, 31)) {
+		return warning("Kubernetes "+version+" knows you; kubevpn is tested with 1.31 and newer",
+			"parts of kubevpn may not work", "kubectl version   # upgrade the cluster to 1.31 or newer")
+	}
+	return ok("Kubernetes %s knows you; round trip %s", version, milliseconds(took))
 }
 
 // silent is the error for an API server, or what is before it, that accepts a connection and never answers.

@@ -396,3 +396,14 @@ func TestTransportOf(t *testing.T) {
 func TestErrorWithoutHintHasAFix(t *testing.T) {
 	complete(t, failed(errors.New("something"), "nothing works"))
 }
+
+func TestServerOf(t *testing.T) {
+	for version, want := range map[string]finding{
+		"v1.37.2":             {fine, 0, "Kubernetes v1.37.2 knows you", ""},
+		"v1.31.0-eks-a1b2c3d": {fine, 0, "v1.31.0-eks-a1b2c3d", ""},
+		"v1.30.14+k3s1":       {warns, 0, "v1.30.14+k3s1 knows you; kubevpn is tested with 1.31 and newer", "kubectl version"},
+		"master":              {fine, 0, "Kubernetes master", ""},
+	} {
+		t.Run(version, func(t *testing.T) { want.check(t, serverOf(version, time.Millisecond)) })
+	}
+}
