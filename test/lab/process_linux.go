@@ -50,7 +50,9 @@ func parseStat(stat string) (start uint64, zombie bool, err error) {
 		return 0, false, errors.New("not a line of /proc/PID/stat")
 	}
 	start, err = strconv.ParseUint(fields[19], 10, 64)
-	return start, fields[0] == "Z" || fields[0] == "X", err
+	// A first thread that has ended is no end of the process while others still close its sockets.
+	alone := fields[17] == "0" || fields[17] == "1"
+	return start, fields[0] == "X" || fields[0] == "Z" && alone, err
 }
 
 // start starts a long-running program in its place, in a session of its own, with its output in the log directory, and

@@ -43,7 +43,8 @@ func TestParseStat(t *testing.T) {
 	}{
 		{stat: "42 (kube) S" + tail, start: 123456},
 		{stat: "42 (a) b) R) S" + tail, start: 123456},
-		{stat: "42 (kube) Z" + tail, start: 123456, zombie: true},
+		{stat: "42 (kube) Z" + strings.Replace(tail, " 0 9 0 ", " 0 1 0 ", 1), start: 123456, zombie: true},
+		{stat: "42 (kube) Z" + tail, start: 123456}, // eight threads are left, which hold its sockets
 		{stat: "42 (kube) S 1 2", fails: true},
 		{stat: "", fails: true},
 	} {
