@@ -639,7 +639,7 @@ func proxyListens(t *testing.T, l *laptop, w *world, v *visitor) {
 	var manifest strings.Builder
 	manifest.WriteString("apiVersion: v1\nkind: Namespace\nmetadata: {name: listens}\n")
 	for name, host := range map[string]string{"everywhere": "0.0.0.0", "pod-ip": "$(POD_IP)", "localhost": "127.0.0.1"} {
-		manifest.WriteString(strings.NewReplacer("NAME", name, "HOST", host, "APP_IMAGE", appRef).Replace(`
+		manifest.WriteString(strings.NewReplacer("NAME", name, "ADDRESS", host, "APP_IMAGE", appRef).Replace(`
 ---
 apiVersion: v1
 kind: Pod
@@ -650,7 +650,7 @@ spec:
   - name: app
     image: APP_IMAGE
     imagePullPolicy: Never
-    env: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}, {name: LISTEN_HOST, value: HOST}]
+    env: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}, {name: LISTEN_HOST, value: ADDRESS}]
     ports: [{containerPort: 8080}, {containerPort: 9004}]
 `))
 	}
