@@ -4,8 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +16,6 @@ import (
 
 // From <net/if_utun.h> and <sys/sys_domain.h>.
 const (
-	controlName     = "com.apple.net.utun_control"
 	sysprotoControl = 2  // SYSPROTO_CONTROL
 	optName         = 2  // UTUN_OPT_IFNAME
 	optMaxPending   = 16 // UTUN_OPT_MAX_PENDING_PACKETS
@@ -27,77 +27,28 @@ const (
 	// fullInterval is the pause before another attempt to write to a full device, and fullAttempts their number.
 	fullInterval = time.Millisecond
 	fullAttempts = 1000
+	// familyLen is the length of the address family that precedes each packet, in network byte order, and familyOffset
+	// its offset in the virtio-net header.
+	familyLen    = 4
+	familyOffset = packet.VirtioLen - familyLen
 )
 
 // GSO is the result of [Device.GSO] for every device on this operating system.
 const GSO = false
 
-// Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive: a control socket.
-// name must be utun and a number, or utun for the first free number. The name of the file is that of the interface. It
-// requires root.
-func Create(name string, mtu int) (*os.File, error) {
-	unit, err := unitOf(name)
-	if err != nil {
-		return nil, err
+func checkName(name string) error {
+	number, ok := strings.CutPrefix(name, "utun")
+	if _, err := strconv.ParseUint(number, 10, 16); !ok || err != nil && number != "" {
+		return fmt.Errorf("%q cannot be the name of a TUN interface: it must be utun and a number", name)
 	}
-	fd, err := socket(unix.AF_SYSTEM, sysprotoControl)
-	if err != nil {
-		return nil, fmt.Errorf("creating interface %s: %w", name, err)
-	}
-	created, err := configure(fd, unit, mtu)
-	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("creating interface %s: %w", name, err)
-	}
-	return os.NewFile(uintptr(fd), created), nil
+	return nil
 }
 
-// socket returns a nonblocking datagram socket that no child process inherits.
-func socket(family, protocol int) (int, error) {
-	syscall.ForkLock.RLock()
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM, protocol)
-	if err == nil {
-		unix.CloseOnExec(fd)
-	}
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		return -1, err
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
-}
+func lacksTUN(error) bool { return false }
 
-// configure connects fd to a new interface, and returns its name.
-func configure(fd int, unit uint32, mtu int) (string, error) {
-	info := new(unix.CtlInfo)
-	copy(info.Name[:], controlName)
-	if err := unix.IoctlCtlInfo(fd, info); err != nil {
-		return "", fmt.Errorf("looking up %s: %w", controlName, err)
-	}
-	if err := unix.Connect(fd, &unix.SockaddrCtl{ID: info.Id, Unit: unit}); err != nil {
-		return "", err
-	}
-	name, err := unix.GetsockoptString(fd, sysprotoControl, optName)
-	if err != nil {
-		return "", fmt.Errorf("reading its name: %w", err)
-	}
-	if err := unix.SetsockoptInt(fd, sysprotoControl, optMaxPending, maxPending); err != nil {
-		return "", fmt.Errorf("setting its queue length: %w", err)
-	}
-	any, err := socket(unix.AF_INET, 0)
-	if err != nil {
-		return "", err
-	}
-	defer unix.Close(any)
-	request := &unix.IfreqMTU{MTU: int32(mtu)}
-	copy(request.Name[:], name)
-	if err := unix.IoctlSetIfreqMTU(any, request); err != nil {
-		return "", fmt.Errorf("setting its MTU to %d: %w", mtu, err)
-	}
-	return name, nil
+// tune sets the queue length of the device.
+func tune(fd int, _ string) error {
+	return unix.SetsockoptInt(fd, sysprotoControl, optMaxPending, maxPending)
 }
 
 // Adopt makes a Device from a file that [Create] returned, here or in another process. It requires no privilege. It
@@ -130,41 +81,30 @@ func (d *device) Read(p []byte) (int, error) {
 	return max(familyOffset+n, packet.VirtioLen), nil
 }
 
-// writeOp is one Writev in progress. Pooled with it is the function that RawConn calls, because each packet would
-// allocate it otherwise.
-type writeOp struct {
-	frame frame
-	err   error
-	try   func(fd uintptr) bool
-}
+// frames are packets as a utun takes them, so that none is allocated for each packet.
+var frames = sync.Pool{New: func() any { return new([]byte) }}
 
-var writeOps = sync.Pool{New: func() any {
-	op := new(writeOp)
-	op.try = func(fd uintptr) bool {
-		_, op.err = unix.Writev(int(fd), op.frame.pieces)
-		return op.err != unix.EAGAIN
-	}
-	return op
-}}
-
+// Writev writes the packet with its address family in the place of the virtio-net header's end.
 func (d *device) Writev(pieces [][]byte) error {
-	op := writeOps.Get().(*writeOp)
-	op.frame.set(pieces)
-	err := d.raw.Write(op.try)
+	frame := frames.Get().(*[]byte)
+	defer frames.Put(frame)
+	*frame = (*frame)[:0]
+	for _, p := range pieces {
+		*frame = append(*frame, p...)
+	}
+	if len(*frame) <= packet.VirtioLen {
+		return &os.PathError{Op: "write", Path: d.name, Err: unix.EINVAL}
+	}
+	family := byte(unix.AF_INET)
+	if (*frame)[packet.VirtioLen]>>4 == 6 {
+		family = unix.AF_INET6
+	}
+	whole := append((*frame)[:familyOffset], 0, 0, 0, family)[familyOffset:len(*frame)]
+	_, err := d.file.Write(whole)
 	// The kernel's queue is full, for which the poller has no event.
-	for i := 0; err == nil && errors.Is(op.err, unix.ENOBUFS) && i < fullAttempts; i++ {
+	for i := 0; errors.Is(err, unix.ENOBUFS) && i < fullAttempts; i++ {
 		time.Sleep(fullInterval)
-		err = d.raw.Write(op.try)
+		_, err = d.file.Write(whole)
 	}
-	if err != nil {
-		err = os.ErrClosed // RawConn fails without calling op only after Close
-	} else {
-		err = op.err
-	}
-	clear(op.frame.pieces)
-	writeOps.Put(op)
-	if err != nil {
-		return &os.PathError{Op: "write", Path: d.name, Err: err}
-	}
-	return nil
+	return err
 }

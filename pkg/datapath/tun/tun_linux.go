@@ -3,7 +3,9 @@ package tun
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -26,58 +28,40 @@ const (
 // GSO is the result of [Device.GSO] for every device on this operating system.
 const GSO = true
 
-// Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive. It requires
-// CAP_NET_ADMIN. name is a literal name, not a pattern, and no interface may have it yet; it is also the name of the
-// file. The interface is down and has no addresses. The error is [ErrNoTUN] if the machine has no TUN devices.
-func Create(name string, mtu int) (*os.File, error) {
+// checkName returns an error unless name is a literal name that no interface has: CreateTUN would take a pattern, or
+// join a device that another program keeps.
+func checkName(name string) error {
 	if name == "" || len(name) >= unix.IFNAMSIZ || strings.ContainsAny(name, "%/ ") {
-		return nil, fmt.Errorf("%q cannot be the name of a network interface", name)
+		return fmt.Errorf("%q cannot be the name of a network interface", name)
 	}
-	fd, err := unix.Open(devicePath, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
-		return nil, fmt.Errorf("opening %s: %w: %w", devicePath, ErrNoTUN, err)
-	case err != nil:
-		return nil, fmt.Errorf("opening %s: %w", devicePath, err)
-	}
-	if err := configure(fd, name, mtu); err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
-// configure makes fd, an open /dev/net/tun, the file of the new interface name.
-func configure(fd int, name string, mtu int) error {
-	request, err := unix.NewIfreq(name)
-	if err != nil {
-		return fmt.Errorf("naming interface %s: %w", name, err)
-	}
-	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); errors.Is(err, unix.ENOTTY) {
-		// Sandboxes put a file or /dev/null in its place.
-		return fmt.Errorf("creating interface %s: %w: %s is another device", name, ErrNoTUN, devicePath)
-	} else if err != nil {
-		return fmt.Errorf("creating interface %s: %w", name, err)
-	}
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
-		return fmt.Errorf("setting the offloads of %s: %w", name, err)
-	}
-	// Any socket of the network namespace can set the MTU and the queue length.
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("opening a socket to configure %s: %w", name, err)
-	}
-	defer unix.Close(socket)
-	request.SetUint32(uint32(mtu))
-	if err := unix.IoctlIfreq(socket, unix.SIOCSIFMTU, request); err != nil {
-		return fmt.Errorf("setting the MTU of %s to %d: %w", name, mtu, err)
-	}
-	request.SetUint32(queueLen)
-	if err := unix.IoctlIfreq(socket, unix.SIOCSIFTXQLEN, request); err != nil {
-		return fmt.Errorf("setting the queue length of %s: %w", name, err)
+	if _, err := net.InterfaceByName(name); err == nil {
+		return fmt.Errorf("creating interface %s: %w", name, unix.EBUSY)
 	}
 	return nil
+}
+
+// lacksTUN reports whether err, of the creation of a device, says that the machine has none. Sandboxes put a file or
+// /dev/null in the place of /dev/net/tun.
+func lacksTUN(err error) bool {
+	_, missing := os.Stat(devicePath)
+	return errors.Is(missing, os.ErrNotExist) || slices.ContainsFunc(
+		[]error{unix.ENODEV, unix.ENXIO, unix.ENOTTY}, func(no error) bool { return errors.Is(err, no) })
+}
+
+// tune sets the queue length of the device.
+func tune(_ int, name string) error {
+	request, err := unix.NewIfreq(name)
+	if err != nil {
+		return err
+	}
+	// Any socket of the network namespace can set it.
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	request.SetUint32(queueLen)
+	return unix.IoctlIfreq(socket, unix.SIOCSIFTXQLEN, request)
 }
 
 // Adopt makes a Device from a file that [Create] returned, here or in another process. It requires no privilege. It

@@ -9,7 +9,38 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/tun"
 )
+
+// Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive; its name is that
+// of the interface. It requires CAP_NET_ADMIN, or root on macOS. No interface may have the name yet. On Linux it is a
+// literal name, not a pattern; on macOS it is utun and a number, or utun for the first free number. The interface is
+// down and has no addresses. The error is [ErrNoTUN] if the machine has no TUN devices.
+func Create(name string, mtu int) (*os.File, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	created, err := tun.CreateTUN(name, mtu)
+	switch {
+	case err != nil && lacksTUN(err):
+		return nil, fmt.Errorf("creating interface %s: %w: %w", name, ErrNoTUN, err)
+	case err != nil:
+		return nil, fmt.Errorf("creating interface %s: %w", name, err)
+	}
+	defer created.Close() // ends its goroutines; the duplicate keeps the interface
+	if name, err = created.Name(); err != nil {
+		return nil, fmt.Errorf("reading the name of the interface: %w", err)
+	}
+	fd, err := duplicate(created.File())
+	if err != nil {
+		return nil, fmt.Errorf("keeping the file of %s: %w", name, err)
+	}
+	if err := tune(fd, name); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("setting the queue length of %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
 
 // adopted is the part of a device that Linux and macOS have in common.
 type adopted struct {
