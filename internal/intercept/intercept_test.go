@@ -27,7 +27,6 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/testenv"
-	"kubevpn/internal/workloads"
 )
 
 // all returns an error unless there are n pods, all of them intercepted.
@@ -448,48 +447,6 @@ func TestSidecarIsAddedAndUndone(t *testing.T) {
 					t.Errorf("agents were added to %v", w.injected)
 				}
 			})
-		})
-	}
-}
-
-// A sidecar does not receive what a proxy in the pod passes on: an error if nothing else comes, or else a warning.
-func TestSidecarNeedsAServiceThatSendsToThePort(t *testing.T) {
-	const way = "the Service web sends to port 8000 of container front"
-	for _, tt := range []struct {
-		name       string
-		services   []int32 // target ports
-		containers []string
-		err, warns bool
-	}{
-		{"by the proxy", []int32{8000}, []string{"front", "app"}, true, false},
-		{"both", []int32{8000, 8080}, []string{"front", "app"}, false, true},
-		{"direct", []int32{8080}, []string{"front", "app"}, false, false},
-		{"by nothing", nil, []string{"front", "app"}, false, false},
-		{"one container", []int32{8000}, []string{"app"}, false, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t, "web-a")
-			i, err := newIntercept(Config{Session: w, Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}}, w, w.dynamic())
-			if err != nil {
-				t.Fatal(err)
-			}
-			i.workload, i.container = &workloads.Workload{}, "app"
-			for n, name := range tt.containers {
-				i.workload.Template.Spec.Containers = append(i.workload.Template.Spec.Containers, corev1.Container{
-					Name: name, Ports: []corev1.ContainerPort{{ContainerPort: []int32{8000, 8080}[n]}}})
-			}
-			for _, port := range tt.services {
-				i.workload.Services = append(i.workload.Services, corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"},
-					Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(port)}}}})
-			}
-			i.claim.Ports = []api.AgentPort{{Protocol: "tcp", Port: 8080}}
-			err = i.checkWithin()
-			if got := err != nil && strings.Contains(err.Error(), way); got != tt.err || (err != nil) != tt.err {
-				t.Errorf("the error is %v", err)
-			}
-			if got := strings.Contains(strings.Join(i.Status().Warnings, " "), way); got != tt.warns {
-				t.Errorf("the warnings are %q", i.Status().Warnings)
-			}
 		})
 	}
 }

@@ -62,40 +62,9 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 	i.mu.Unlock()
 	done("%s: %s", mode, reason)
 	if mode == api.ModeSidecar {
-		if err := i.checkWithin(); err != nil {
-			return err
-		}
 		return i.rollOut(ctx)
 	}
 	return nil
-}
-
-// checkWithin returns an error if no Service sends to the ports, but some to those of other containers, which may pass
-// requests on within the pod: a sidecar does not receive these. It warns if some Services send to the ports.
-func (i *Intercept) checkWithin() error {
-	direct := false
-	var ways []string
-	for _, p := range i.workload.Ports() {
-		claimed := slices.Contains(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Port})
-		for _, s := range p.Services {
-			direct = direct || claimed
-			if !claimed && p.Container != i.container && len(i.workload.Template.Spec.Containers) > 1 {
-				ways = append(ways, fmt.Sprintf("the Service %s sends to port %d of container %s", s.Service, p.Port,
-					cmp.Or(p.Container, "(none declares it)")))
-			}
-		}
-	}
-	err := api.Errorf(api.ExitIntercept,
-		"a sidecar does not receive what other containers of the pod pass on to %s: %s", i.container,
-		strings.Join(ways, ", "))
-	switch {
-	case len(ways) == 0:
-		return nil
-	case direct:
-		i.warn(err.Message)
-		return nil
-	}
-	return err.WithHint("Use --mode ephemeral where the cluster admits it, or intercept the port of the Service.")
 }
 
 // maxGonePods is how many pods chooseByPod asks about that are deleted meanwhile.

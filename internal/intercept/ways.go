@@ -118,6 +118,15 @@ func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
 			}
 		}
 	}
+	for _, p := range i.workload.Ports() { // of other containers, which may pass requests on within the pod
+		for _, s := range p.Services {
+			if p.Container != i.container && len(i.workload.Template.Spec.Containers) > 1 &&
+				!i.claims(corev1.Protocol(p.Protocol), int32(p.Port)) {
+				past = append(past, fmt.Sprintf("port %d of the container %s, to which the Service %s sends, if it calls %s",
+					p.Port, cmp.Or(p.Container, "(none declares it)"), s.Service, i.container))
+			}
+		}
+	}
 	foreign, err := i.foreignServices(ctx)
 	if err != nil {
 		return err
@@ -128,29 +137,15 @@ func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
 	slices.Sort(past)
 	past = slices.Compact(past)
 	if !remain {
-		return i.errorNoWay(past, reason)
+		e := api.Errorf(api.ExitIntercept, "a sidecar would receive no requests of %s: no Service with a ClusterIP sends "+
+			"to %s%s", i.cfg.Workload, portsText(i.ports), strings.Join(append([]string{""}, past...), "; not by "))
+		return e.WithHint("Use a namespace that admits ephemeral containers, with --mode ephemeral, or let clients use a "+
+			"Service with a ClusterIP.\nkubevpn has changed nothing. The mode is sidecar because: %s", reason)
 	}
 	for _, p := range past {
 		i.warn("a sidecar does not receive requests by " + p + ": the application does")
 	}
 	return nil
-}
-
-// errorNoWay is the error of a sidecar that would receive nothing. past describes the ways that bypass it.
-func (i *Intercept) errorNoWay(past []string, reason string) error {
-	others := ""
-	for _, p := range i.workload.Ports() {
-		for _, s := range p.Services {
-			if !i.claims(corev1.Protocol(strings.ToUpper(p.Protocol)), int32(p.Port)) {
-				others = fmt.Sprintf("\nThe Service %s sends to port %d of the container %s, which may call this one.",
-					s.Service, p.Port, p.Container)
-			}
-		}
-	}
-	e := api.Errorf(api.ExitIntercept, "a sidecar would receive no requests of %s: no Service with a ClusterIP sends "+
-		"to %s%s", i.cfg.Workload, portsText(i.ports), strings.Join(append([]string{""}, past...), "; not by "))
-	return e.WithHint("Use a namespace that admits ephemeral containers, with --mode ephemeral, or let clients use a "+
-		"Service with a ClusterIP.%s\nkubevpn has changed nothing. The mode is sidecar because: %s", others, reason)
 }
 
 // claims reports whether the intercept claims a port of the pods.

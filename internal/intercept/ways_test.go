@@ -35,6 +35,9 @@ func TestSidecarNamesTheWaysThatBypassIt(t *testing.T) {
 		return corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
 			ClusterIP: "None", ClusterIPs: []string{"None"}, Ports: []corev1.ServicePort{{Port: 8080, TargetPort: target}}}}
 	}
+	front := func(w *world) {
+		w.workload.Template.Spec.Containers = append(w.workload.Template.Spec.Containers, corev1.Container{Name: "front", Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 8000}}})
+	}
 	for _, tt := range []struct {
 		name     string
 		plant    func(w *world)
@@ -49,9 +52,15 @@ func TestSidecarNamesTheWaysThatBypassIt(t *testing.T) {
 			fails: "would receive no requests of deployment/web: no Service with a ClusterIP sends to tcp 8080; not by the headless Service store"},
 		{name: "no_service", plant: func(w *world) { w.workload.Services = nil }, fails: "no Service with a ClusterIP sends to tcp 8080$"},
 		{name: "service_of_another_container", plant: func(w *world) {
-			w.workload.Template.Spec.Containers = append(w.workload.Template.Spec.Containers, corev1.Container{Name: "front", Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 8000}}})
+			front(w)
 			w.workload.Services[0].Spec.Ports[0].TargetPort = intstr.FromString("web")
-		}, fails: "(?s)no Service with a ClusterIP sends to tcp 8080.*The Service web sends to port 8000 of the container front"},
+		}, fails: "no Service with a ClusterIP sends to tcp 8080; not by port 8000 of the container front, to which the Service web sends, if it calls app"},
+		{name: "service_of_another_container_too", plant: func(w *world) {
+			front(w)
+			other := w.workload.Services[0].DeepCopy()
+			other.Name, other.Spec.Ports[0].TargetPort = "front", intstr.FromInt32(8000)
+			w.workload.Services = append(w.workload.Services, *other)
+		}, warnings: "^a sidecar does not receive requests by port 8000 of the container front, to which the Service front sends"},
 		{name: "host_port", plant: func(w *world) { w.workload.Template.Spec.Containers[0].Ports[0].HostPort = 30080 }, warnings: "hostPort 30080 of the nodes"},
 		{name: "no_selector", plant: func(w *world) { w.foreign(t, "patroni", "10.244.0.1", 8080) }, warnings: "the Service patroni, whose EndpointSlices another controller writes"},
 		{name: "no_selector_other_pod", plant: func(w *world) { w.foreign(t, "patroni", "10.244.9.9", 8080) }},

@@ -377,7 +377,7 @@ func (s *probedShop) within(t *testing.T, l *laptop) {
 
 func (s *probedShop) noSidecar(t *testing.T, l *laptop) {
 	before := s.template(t)
-	failure{code: api.ExitIntercept, message: "Service front .* port 8000 of container front", hint: "--mode ephemeral", within: soon}.
+	failure{code: api.ExitIntercept, message: "port 8000 of the container front, to which the Service front sends", hint: "--mode ephemeral", within: soon}.
 		check(t, l.run(t, "kubevpn", "proxy", s.workload, "-n", s.namespace, "-c", "app", "--port", "8080", "--mode", "sidecar"))
 	if after := s.template(t); after != before {
 		t.Errorf("the template was\n%s\nand is\n%s", before, after)
