@@ -109,6 +109,7 @@ func (v *visitor) application(t *testing.T, url string, header ...string) {
 // worldChanges has Services whose requests no sidecar gets, rollouts that stop, and colleagues who change what an
 // intercept needs.
 func worldChanges(t *testing.T, l *laptop) {
+	l.finally(t, "kubevpn", "leave", "--all") // those that have failed
 	for name, test := range map[string]func(*testing.T, *laptop){
 		"headless_alone": changesHeadlessAlone, "headless_beside_another": changesHeadless, "selectors": changesSelector,
 		"template_is_restored": changesTemplate, "target_port_is_restored": changesTargetPort, "admission": changesAdmission,

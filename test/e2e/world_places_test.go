@@ -137,10 +137,6 @@ spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}
 // worldPoliced installs, intercepts and clones where policies, a quota and a LimitRange demand something of each object.
 func worldPoliced(t *testing.T, l *laptop) {
 	l.apply(t, strings.ReplaceAll(policedManifest, "APP_IMAGE", appRef))
-	t.Cleanup(func() {
-		l.kubectl(t, "delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "policed")
-		l.kubectl(t, "delete", "namespace", "policed", "--wait=false")
-	})
 	s := &shop{l.world, "policed", "deployment/web"}
 	s.rolledOut(t)
 	objects := []string{"--labels", "team=shop", "--annotations", "example.com/cost=1"}
