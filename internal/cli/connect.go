@@ -201,7 +201,8 @@ func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
 func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
 	section(cmd, sectionConnection, func(flags *pflag.FlagSet) {
-		f.settings.addTo(cmd, slices.Concat(config.ConnectionKeys(), config.ObjectKeys(), []config.Key{config.KeyYes}, more)...)
+		f.settings.addTo(cmd, slices.Concat(config.ConnectionKeys(), config.ObjectKeys(), []config.Key{config.KeyYes},
+			more)...)
 		flags.BoolVar(&f.upgrade, "upgrade", false,
 			"replace a traffic manager of another version; interrupts the connections of all users")
 	})

@@ -126,7 +126,8 @@ func (f *specFlags) portMaps() (ports []api.PortMap, err error) {
 	}
 	for _, text := range f.ports {
 		if err := add("port", text, "write it like --port 3000:8080, --port udp/5353:53, --port 3000:http for a port "+
-			"that has a name, or --port 8080=172.17.0.5:3000 for a program in a container or virtual machine", parsePort); err != nil {
+			"that has a name, or --port 8080=172.17.0.5:3000 for a program in a container or virtual machine",
+			parsePort); err != nil {
 			return nil, err
 		}
 	}

@@ -81,9 +81,9 @@ type Network interface {
 	// before. It returns nil on success. If another connection has reserved an overlapping network, Reserve changes
 	// nothing and returns all networks that other connections have reserved.
 	Reserve(networks []netip.Prefix) (others []netip.Prefix)
-	// ServeDNS answers DNS queries on sockets inside the tunnel: as on loopback, or if zone is not empty, as for programs
-	// with the search list of a pod of the zone with that Name. It blocks until ctx ends, which returns nil, or until a
-	// socket fails, and closes all sockets before it returns.
+	// ServeDNS answers DNS queries on sockets inside the tunnel: as on loopback, or if zone is not empty, as for
+	// programs with the search list of a pod of the zone with that Name. It blocks until ctx ends, which returns nil,
+	// or until a socket fails, and closes all sockets before it returns.
 	ServeDNS(ctx context.Context, zone string, packets []net.PacketConn, listeners []net.Listener) error
 }
 

@@ -145,8 +145,8 @@ func (r *routes) runStack(ctx context.Context, stack *netstack.Stack, device tun
 	return err
 }
 
-// serveDNS answers DNS inside the tunnel: at addr for resolvers that want a server per link, and at the next address for
-// programs with a search list of their own.
+// serveDNS answers DNS inside the tunnel: at addr for resolvers that want a server per link, and at the next address
+// for programs with a search list of their own.
 func (r *routes) serveDNS(ctx context.Context, g *errgroup.Group, stack *netstack.Stack,
 	addr netip.Addr) (stop func(), err error) {
 	stop, err = r.serveDNSAt(ctx, g, stack, addr, "")

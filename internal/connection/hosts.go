@@ -135,13 +135,14 @@ func (h *hosts) withhold(name string, m *mdns.Msg, found []hostRecord) (*mdns.Ms
 	left := func(rr mdns.RR) bool {
 		a, ok := dns.Address(rr)
 		if ok && refused[a] != "" {
-			text = fmt.Sprintf("%s leads to %v, which is not routed into the cluster: %s; --exclude-cidr %[2]v reaches "+
-				"that address without the tunnel", name, a, refused[a])
+			text = fmt.Sprintf("%s leads to %v, which is not routed into the cluster: %s; --exclude-cidr %[2]v "+
+				"reaches that address without the tunnel", name, a, refused[a])
 			h.warn(text)
 		}
 		return ok && refused[a] != ""
 	}
-	out.Answer, out.Extra = slices.DeleteFunc(slices.Clone(m.Answer), left), slices.DeleteFunc(slices.Clone(m.Extra), left)
+	out.Answer = slices.DeleteFunc(slices.Clone(m.Answer), left)
+	out.Extra = slices.DeleteFunc(slices.Clone(m.Extra), left)
 	if len(out.Answer) < len(m.Answer) && !slices.ContainsFunc(out.Answer, func(rr mdns.RR) bool {
 		_, ok := dns.Address(rr)
 		return ok

@@ -8,8 +8,8 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// begin starts the program, with its own name resolution if it has one. If it has its own network, begin waits for that first. Call leave when the program has
-// ended: it ends the network and returns its error.
+// begin starts the program, with its own name resolution if it has one. If it has its own network, begin waits for that
+// first. Call leave when the program has ended: it ends the network and returns its error.
 //
 //	box.Start ─▶ Config.Network begins ─▶ ready ─▶ Process.Run ─▶ the program
 //	                   │ ends by itself                              ▲

@@ -77,8 +77,8 @@ func (i *Intercept) follow(ctx context.Context) error {
 	for began := time.Now(); wakeup.Pause(ctx, followPause); {
 		if !object.Listed() || !services.Listed() {
 			if time.Since(began) > followTimeout {
-				i.warn(fmt.Sprintf("kubevpn cannot watch %s and the Services of the namespace %s, and does not see what "+
-					"others change there", w, w.Namespace))
+				i.warn(fmt.Sprintf("kubevpn cannot watch %s and the Services of the namespace %s, and does not see "+
+					"what others change there", w, w.Namespace))
 			}
 			continue
 		}
@@ -115,7 +115,8 @@ func (f *watcher) look(ctx context.Context, o *unstructured.Unstructured, all []
 		i.log.Warn("cannot read the template", "err", err)
 		return found{}, nil
 	}
-	if replicas, is, _ := unstructured.NestedInt64(o.Object, "spec", "replicas"); is && replicas == 0 && len(pods) == 0 {
+	replicas, is, _ := unstructured.NestedInt64(o.Object, "spec", "replicas")
+	if is && replicas == 0 && len(pods) == 0 {
 		return found{cut: i.cfg.Workload + " has no pods: spec.replicas is 0: " + setBy(o, "spec", "replicas")}, nil
 	}
 	ways, past := i.ways(now), make(map[way]string)
@@ -148,8 +149,8 @@ func (f *watcher) look(ctx context.Context, o *unstructured.Unstructured, all []
 	slices.Sort(n.changes)
 	if remain == 0 && fights {
 		return found{}, api.Errorf(api.ExitIntercept, "the intercept receives no requests any more: %s", n.changes[0]).
-			WithHint("Let that manager leave the field alone, and run `kubevpn proxy %s` again. kubevpn has undone the "+
-				"intercept, but not the changes of others.", i.cfg.Workload)
+			WithHint("Let that manager leave the field alone, and run `kubevpn proxy %s` again. kubevpn has undone "+
+				"the intercept, but not the changes of others.", i.cfg.Workload)
 	}
 	if remain == 0 && len(n.changes) > 0 {
 		n.cut = "no Service sends requests to the intercepted ports: " + n.changes[0]
@@ -168,8 +169,9 @@ func (f *watcher) keepTemplate(ctx context.Context, now *workloads.Workload) err
 	}
 	for _, p := range i.ports {
 		if was, is := declares(i.workload, p), declares(now, p); was && !is {
-			return api.Errorf(api.ExitIntercept, "the template of %s no longer has port %d, to which the agent sends: %s",
-				i.cfg.Workload, p.Container, setBy(now.Object, "spec", "template", "spec", "containers")).
+			return api.Errorf(api.ExitIntercept,
+				"the template of %s no longer has port %d, to which the agent sends: %s", i.cfg.Workload,
+				p.Container, setBy(now.Object, "spec", "template", "spec", "containers")).
 				WithHint("Run `kubevpn proxy %s` again. kubevpn has undone the intercept.", i.cfg.Workload)
 		}
 	}
@@ -227,8 +229,8 @@ func (f *watcher) wasReset(ctx context.Context, o *unstructured.Unstructured) bo
 	})
 }
 
-// keepServices makes the ways lead to the agents, once for each that somebody has reset. It returns those that it leaves
-// to others, which bypass the agents, and why.
+// keepServices makes the ways lead to the agents, once for each that somebody has reset. It returns those that it
+// leaves to others, which bypass the agents, and why.
 func (f *watcher) keepServices(ctx context.Context, now *workloads.Workload, ways map[way]string,
 	placed bool) (map[way]string, error) {
 	i, past := f.i, make(map[way]string)
@@ -302,7 +304,7 @@ func setBy(o metav1.Object, path ...string) string {
 		if e.Manager == fieldManager || e.Subresource == "status" || e.Time == nil || e.FieldsV1 == nil {
 			continue
 		}
-		owns := ownsField(e.FieldsV1.Raw, path)
+		owns := ownsField(e.FieldsV1.GetRawBytes(), path)
 		if owns && !owned || owns == owned && (last.Time == nil || last.Time.Before(e.Time)) {
 			last, owned = e, owns
 		}

@@ -325,7 +325,7 @@ func (w *world) set(resource, manager, fields string, change func(o map[string]a
 	}
 	at := metav1.Now()
 	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: manager, Operation: metav1.ManagedFieldsOperationApply, Time: &at,
-		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}})
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields)}})
 	w.objects[resource+"/web"] = o
 	w.tell(resource, o)
 }

@@ -136,7 +136,8 @@ func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, replaced [
 	if name := sidecarOf(pod, i.identity.hash); name != "" {
 		return podAgent{container: name, sidecar: true}, nil
 	}
-	if untold := workloads.Untold(pod, i.container); len(untold) > 0 && len(i.claim.Match.Headers) == 0 && !i.claim.Mirror {
+	untold := workloads.Untold(pod, i.container)
+	if len(untold) > 0 && len(i.claim.Match.Headers) == 0 && !i.claim.Mirror {
 		i.warn(fmt.Sprintf("if %s asks an intercepted port within the pod, this machine receives that, as it does "+
 			"calls of other containers; --headers, or a user of its own for the container, keeps it with the "+
 			"application", strings.Join(untold, " or ")))

@@ -147,8 +147,8 @@ func (i *Intercept) warning(ctx context.Context, uid types.UID, of func(corev1.E
 	return api.CleanLine(workloads.Warning(events, of)), err
 }
 
-// podObstacle is obstacle for what the pods report: those with the agent, those from which admission has removed it, and
-// those for which a StatefulSet waits before it replaces others.
+// podObstacle is obstacle for what the pods report: those with the agent, those from which admission has removed it,
+// and those for which a StatefulSet waits before it replaces others.
 func (i *Intercept) podObstacle(ctx context.Context, o *unstructured.Unstructured) (slow *api.Error, err error) {
 	policy, _, _ := unstructured.NestedString(o.Object, "spec", "podManagementPolicy")
 	inOrder := i.workload.Kind == "StatefulSet" && policy != string(appsv1.ParallelPodManagement)

@@ -122,8 +122,8 @@ func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
 		for _, s := range p.Services {
 			if p.Container != i.container && len(i.workload.Template.Spec.Containers) > 1 &&
 				!i.claims(corev1.Protocol(p.Protocol), int32(p.Port)) {
-				past = append(past, fmt.Sprintf("port %d of the container %s, to which the Service %s sends, if it calls %s",
-					p.Port, cmp.Or(p.Container, "(none declares it)"), s.Service, i.container))
+				past = append(past, fmt.Sprintf("port %d of the container %s, to which the Service %s sends, if it "+
+					"calls %s", p.Port, cmp.Or(p.Container, "(none declares it)"), s.Service, i.container))
 			}
 		}
 	}
@@ -137,10 +137,11 @@ func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
 	slices.Sort(past)
 	past = slices.Compact(past)
 	if !remain {
-		e := api.Errorf(api.ExitIntercept, "a sidecar would receive no requests of %s: no Service with a ClusterIP sends "+
-			"to %s%s", i.cfg.Workload, portsText(i.ports), strings.Join(append([]string{""}, past...), "; not by "))
-		return e.WithHint("Use a namespace that admits ephemeral containers, with --mode ephemeral, or let clients use a "+
-			"Service with a ClusterIP.\nkubevpn has changed nothing. The mode is sidecar because: %s", reason)
+		e := api.Errorf(api.ExitIntercept, "a sidecar would receive no requests of %s: no Service with a ClusterIP "+
+			"sends to %s%s", i.cfg.Workload, portsText(i.ports),
+			strings.Join(append([]string{""}, past...), "; not by "))
+		return e.WithHint("Use a namespace that admits ephemeral containers, with --mode ephemeral, or let clients use "+
+			"a Service with a ClusterIP.\nkubevpn has changed nothing. The mode is sidecar because: %s", reason)
 	}
 	for _, p := range past {
 		i.warn("a sidecar does not receive requests by " + p + ": the application does")

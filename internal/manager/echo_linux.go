@@ -135,9 +135,9 @@ func (p *pingSocket) close() { p.conn.Close() }
 // nextHopTimeout limits endsAtNextHop where the node sends no ICMP errors.
 const nextHopTimeout = 100 * time.Millisecond
 
-// endsAtNextHop reports whether addr is an address of the next hop, which is the node. It sends a ping that lives for one
-// hop: a node that would have to forward it reports that it has expired. Its own address answers, or with kube-proxy's
-// IPVS mode rejects it (KUBE-IPVS-FILTER).
+// endsAtNextHop reports whether addr is an address of the next hop, which is the node. It sends a ping that lives for
+// one hop: a node that would have to forward it reports that it has expired. Its own address answers, or with
+// kube-proxy's IPVS mode rejects it (KUBE-IPVS-FILTER).
 func endsAtNextHop(addr netip.Addr) bool {
 	d, err := openPinger(addr)
 	if err != nil {

@@ -219,8 +219,8 @@ func (j *judge) name() finding {
 	}):
 		return failed(api.ExitRouteTaken, "%s leads to %s, which is not routed into the cluster", host,
 			api.Some(want, maxAddresses)).
-			hint("`kubevpn status` shows why. `kubevpn connect --exclude-cidr` lets this machine reach the address by\n" +
-				"itself.")
+			hint("`kubevpn status` shows why. `kubevpn connect --exclude-cidr` lets this machine reach the address " +
+				"by\nitself.")
 	case len(want) > 0:
 		return j.taken(fmt.Sprintf("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
 			api.Some(want, maxAddresses)))

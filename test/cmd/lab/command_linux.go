@@ -76,7 +76,7 @@ a Debian that missing packages can be installed on.`,
 	}
 	root.PersistentFlags().StringVar(&p.config.Name, "name", lab.DefaultName, "which lab: several run side by side")
 	root.PersistentFlags().StringVar(&p.config.Kubernetes, "kubernetes", "",
-		"an older `version` of Kubernetes, of up and build: 1.34 or 1.31; default $KUBEVPN_LAB_KUBERNETES or the newest")
+		"an older `version` of Kubernetes for up and build: 1.34, 1.31; default $KUBEVPN_LAB_KUBERNETES or the newest")
 	root.AddCommand(p.up(), p.down(), p.status(), p.exec(), p.kubectl(), p.load(), p.kubeconfig(), p.restart(),
 		p.join(), p.line(), p.build(), p.install())
 	return root
