@@ -322,10 +322,10 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := c.routes.bringUp(ctx, g); err != nil {
 		return err
 	}
+	g.Go(func() error { return c.routes.maintain(ctx) }) // an answer of cluster DNS may wait for it
 	if err := c.checker.check(ctx); err != nil {
 		return err
 	}
-	g.Go(func() error { return c.routes.maintain(ctx) })
 	g.Go(func() error { return watchWake(ctx, c.onWake) })
 	g.Go(func() error { return c.chooser.watch(ctx) })
 	g.Go(func() error { return c.objectNames.run(ctx, c.lookUpObject) })
