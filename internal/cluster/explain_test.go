@@ -327,6 +327,14 @@ func TestGrantCommandsQuoteWhatTheServerSays(t *testing.T) {
 	}
 }
 
+// Kubernetes 1.36 and later ask for the right of constrained impersonation last, and name that one.
+func TestConstrainedImpersonationIsImpersonation(t *testing.T) {
+	user, p, ok := parseDenial(`x is forbidden: User "dev" cannot impersonate-on:user-info:create resource "selfsubjectaccessreviews" in API group "authorization.k8s.io" at the cluster scope`)
+	if want := (Permission{Verb: "impersonate", Resource: "users"}); !ok || user != "dev" || p != want {
+		t.Errorf("%s may not %v, want %v", user, p, want)
+	}
+}
+
 func TestBindCommandIsValidShell(t *testing.T) {
 	for _, tt := range []struct{ user, want string }{
 		{"dev", "kubectl create rolebinding role-dev --namespace=ns --role=role --user=dev"},

@@ -113,6 +113,9 @@ func parseDenial(message string) (user string, p Permission, ok bool) {
 	if m == nil {
 		return "", Permission{}, false
 	}
+	if strings.HasPrefix(m[2], "impersonate-on:") { // constrained impersonation (KEP-5284), after the general right
+		return m[1], Permission{Verb: "impersonate", Resource: "users"}, true
+	}
 	return m[1], Permission{Verb: m[2], Resource: m[3], Group: m[4], Namespace: m[5]}, true
 }
 

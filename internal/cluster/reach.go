@@ -29,7 +29,7 @@ const reachMost = 64 << 10
 // ctx's if it was cancelled.
 func (c *Cluster) Reach(ctx context.Context, namespaces ...string) error {
 	err := c.askAboutSelf(ctx)
-	if apierrors.IsForbidden(err) && !strings.Contains(err.Error(), " cannot impersonate resource ") {
+	if apierrors.IsForbidden(err) && !strings.Contains(err.Error(), " cannot impersonate") {
 		err = c.probeNamespaces(ctx, err, namespaces)
 	}
 	if err == nil {

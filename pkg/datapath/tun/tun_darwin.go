@@ -19,6 +19,7 @@ const (
 	sysprotoControl = 2  // SYSPROTO_CONTROL
 	optName         = 2  // UTUN_OPT_IFNAME
 	optMaxPending   = 16 // UTUN_OPT_MAX_PENDING_PACKETS
+	devicePath      = "com.apple.net.utun_control"
 )
 
 const (

@@ -23,7 +23,7 @@ func Create(name string, mtu int) (*os.File, error) {
 	created, err := tun.CreateTUN(name, mtu)
 	switch {
 	case err != nil && lacksTUN(err):
-		return nil, fmt.Errorf("creating interface %s: %w: %w", name, ErrNoTUN, err)
+		return nil, fmt.Errorf("creating interface %s: %w: %s: %w", name, ErrNoTUN, devicePath, err)
 	case err != nil:
 		return nil, fmt.Errorf("creating interface %s: %w", name, err)
 	}
