@@ -84,7 +84,7 @@ func TestReachNamesTheResponder(t *testing.T) {
 			`the API server HOST knows ann, and forbids everything: selfsubjectaccessreviews is forbidden: User "ann" cannot create resource "selfsubjectaccessreviews" in API group "authorization.k8s.io" at the cluster scope`,
 			"Choose another --context"},
 		{"--as without the right to it", answer(403, denied("ann", "impersonate-on:user-info:create", "selfsubjectaccessreviews", "authorization.k8s.io")), api.ExitPermission,
-			"ann may not impersonate users in the whole cluster", "kubectl create clusterrole"},
+			"ann may not impersonate users in the whole cluster", "Ask a cluster admin to run:\nkubectl create clusterrole"},
 		{"403 on the review alone", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if strings.HasSuffix(r.URL.Path, "/namespaces/kubevpn/pods") {
 				answer(200, `{"kind":"PodList","apiVersion":"v1","items":[]}`).ServeHTTP(w, r)

@@ -299,7 +299,7 @@ subjects: [{kind: User, name: why-reader, apiGroup: rbac.authorization.k8s.io}]
 // fromPod sends the requests from a pod.
 func (y *why) fromPod(t *testing.T) {
 	y.kubectl(t, "-n", "why-from", "wait", "--for=condition=Ready", "--timeout=60s", "pod/source")
-	from := []string{y.url, "--from", "pod/source", "-n", "why-from"}
+	from := []string{y.url, "--from", "pod/source", "-n", "why-from", "--timeout", "30s"} // an exec on a busy machine
 	containers := func() string {
 		return y.kubectl(t, "-n", "why-from", "get", "pod", "source", "-o", "jsonpath={.spec.ephemeralContainers[*].name}")
 	}
