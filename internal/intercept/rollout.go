@@ -158,8 +158,8 @@ func (i *Intercept) podObstacle(ctx context.Context, o *unstructured.Unstructure
 		switch created := i.rollout.created(p, pods); {
 		case p.DeletionTimestamp != nil:
 		case !with && created:
-			return api.Errorf(api.ExitInject, "the pod %s was created without the agent, which the template of %s has: "+
-				"an admission webhook or policy of the cluster has removed or renamed it", p.Name, i.cfg.Workload).
+			return api.Errorf(api.ExitInject, "the pod %s was created without the agent, which the template of %s "+
+				"has: an admission webhook or policy of the cluster has removed or renamed it", p.Name, i.cfg.Workload).
 				WithHint("`kubectl get mutatingwebhookconfigurations` lists what changes pods. An admin can exempt "+
 					"containers whose names begin with %s", api.AgentPrefix), nil
 		case podutils.IsPodReady(p), !with && !inOrder:
@@ -397,8 +397,8 @@ func (w writer) services(ctx context.Context, names []string,
 	return nil
 }
 
-// edit reads an object, changes it, and writes it if it differs. It retries after a conflict. It returns the time of the
-// write by the API server's clock, or zero. A Service that does not exist needs no change.
+// edit reads an object, changes it, and writes it if it differs. It retries after a conflict. It returns the time of
+// the write by the API server's clock, or zero. A Service that does not exist needs no change.
 func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name string,
 	change func(map[string]any) (map[string]any, error)) (at time.Time, err error) {
 	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {

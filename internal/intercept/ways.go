@@ -66,8 +66,8 @@ func (i *Intercept) serviceTargets() (targets []target) {
 	return targets
 }
 
-// foreignServices returns the names of the Services whose EndpointSlices, written by another controller, lead to claimed
-// ports of the pods. Without the right to list them it returns none.
+// foreignServices returns the names of the Services whose EndpointSlices, written by another controller, lead to
+// claimed ports of the pods. Without the right to list them it returns none.
 func (i *Intercept) foreignServices(ctx context.Context) (names []string, err error) {
 	if err := i.await(ctx, func() bool { return i.listed }); err != nil {
 		return nil, err
