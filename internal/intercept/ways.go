@@ -140,8 +140,8 @@ func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
 		e := api.Errorf(api.ExitIntercept, "a sidecar would receive no requests of %s: no Service with a ClusterIP "+
 			"sends to %s%s", i.cfg.Workload, portsText(i.ports),
 			strings.Join(append([]string{""}, past...), "; not by "))
-		return e.WithHint("Use a namespace that admits ephemeral containers, with --mode ephemeral, or let clients use "+
-			"a Service with a ClusterIP.\nkubevpn has changed nothing. The mode is sidecar because: %s", reason)
+		return e.WithHint("Use a namespace that admits ephemeral containers, with --mode ephemeral, or let clients "+
+			"use a Service with a ClusterIP.\nkubevpn has changed nothing. The mode is sidecar because: %s", reason)
 	}
 	for _, p := range past {
 		i.warn("a sidecar does not receive requests by " + p + ": the application does")
