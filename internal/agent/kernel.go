@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"kubevpn/pkg/host/redirect"
-	"kubevpn/pkg/protocol/interceptor"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // mark and mark+1 mark the agent's own sockets, packets and connections ("kva" and a number). All agents of a pod use
@@ -21,7 +21,7 @@ const mark = 0x6b766100
 func openKernel(cfg Config) (kernel, error) {
 	log, checks := cfg.Logger, redirect.Checks{From: cfg.CheckedFrom}
 	for _, c := range cfg.Pod.Checks {
-		if c.Scheme == interceptor.CheckConnect && !slices.Contains(checks.Ports, c.Port) {
+		if c.Scheme == httpmatch.CheckConnect && !slices.Contains(checks.Ports, c.Port) {
 			checks.Ports = append(checks.Ports, c.Port)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"kubevpn/pkg/protocol/httpmatch"
-	"kubevpn/pkg/protocol/interceptor"
 )
 
 // The traffic agent is a container of a workload's pod. Agents of one pod share its network namespace, and one of them,
@@ -35,9 +34,9 @@ const (
 
 // AgentPod is what an agent must know of its pod's spec.
 type AgentPod struct {
-	Checks []interceptor.Check `json:"checks,omitempty"` // of the kubelet, that no User-Agent shows
-	Within bool                `json:"within,omitempty"` // several containers may call each other
-	Users  []uint32            `json:"users,omitempty"`  // of containers whose calls are, or may be, commands of probes
+	Checks []httpmatch.Check `json:"checks,omitempty"` // of the kubelet, that no User-Agent shows
+	Within bool              `json:"within,omitempty"` // several containers may call each other
+	Users  []uint32          `json:"users,omitempty"`  // of containers whose calls are, or may be, commands of probes
 }
 
 // IsAgent reports whether a container with that name is an agent.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/protocol/interceptor"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // Untold names the probes that run a command in the pod whose connections an agent cannot tell from calls of other
@@ -57,14 +57,14 @@ func userOf(spec corev1.PodSpec, c corev1.Container) int64 {
 }
 
 // checks returns the connections of a probe, if its User-Agent does not show them.
-func checks(c corev1.Container, p corev1.ProbeHandler) []interceptor.Check {
+func checks(c corev1.Container, p corev1.ProbeHandler) []httpmatch.Check {
 	number := func(port intstr.IntOrString) uint16 { // a name is one of the container's own ports
 		n, _ := targetPort(corev1.PodSpec{Containers: []corev1.Container{c}}, corev1.ServicePort{TargetPort: port})
 		return uint16(n)
 	}
 	switch {
 	case p.TCPSocket != nil:
-		return []interceptor.Check{{Scheme: interceptor.CheckConnect, Port: number(p.TCPSocket.Port)}}
+		return []httpmatch.Check{{Scheme: httpmatch.CheckConnect, Port: number(p.TCPSocket.Port)}}
 	case p.HTTPGet != nil:
 		header := make(http.Header)
 		for _, h := range p.HTTPGet.HTTPHeaders {
@@ -72,7 +72,7 @@ func checks(c corev1.Container, p corev1.ProbeHandler) []interceptor.Check {
 		}
 		header.Del("Host") // a redirect loses it
 		if header["User-Agent"] != nil || p.HTTPGet.Scheme == corev1.URISchemeHTTPS {
-			return []interceptor.Check{{Scheme: strings.ToLower(string(p.HTTPGet.Scheme)),
+			return []httpmatch.Check{{Scheme: strings.ToLower(string(p.HTTPGet.Scheme)),
 				Port: number(p.HTTPGet.Port), URI: "/" + strings.TrimPrefix(p.HTTPGet.Path, "/"), Header: header}}
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"kubevpn/pkg/protocol/interceptor"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 func TestAgentKnowsThePodsProbes(t *testing.T) {
@@ -35,7 +35,7 @@ func TestAgentKnowsThePodsProbes(t *testing.T) {
 			{Name: "other", StartupProbe: get("HTTP", intstr.FromInt32(80), "/", "X-A", "1"), ReadinessProbe: connect(intstr.FromString("nosuch")),
 				LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: 9090}}}}},
 	}, "app")
-	want := []interceptor.Check{
+	want := []httpmatch.Check{
 		{Scheme: "http", Port: 8080, URI: "/healthz?deep=1", Header: http.Header{"User-Agent": {"hc"}, "X-A": {"1", "2"}}},
 		{Scheme: "https", Port: 8443, URI: "/", Header: http.Header{}},
 		{Scheme: "connect"},

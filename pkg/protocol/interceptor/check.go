@@ -5,45 +5,19 @@ import (
 	"crypto/tls"
 	"io"
 	"net"
-	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
+
+	"kubevpn/pkg/protocol/httpmatch"
 )
-
-// Schemes of a Check, besides "http". The latter is a connection that closes without a byte.
-const CheckHTTPS, CheckConnect = "https", "connect"
-
-// Check is how the kubelet checks a port of the pod, by the pod's spec. It is JSON in the agent's environment.
-type Check struct {
-	Scheme string      `json:"scheme"`
-	Port   uint16      `json:"port"`
-	URI    string      `json:"uri,omitempty"`
-	Header http.Header `json:"header,omitempty"` // that the spec sets, without Host
-}
-
-// sends reports whether the check sends this request. The kubelet follows redirects on the same host. If the spec sets
-// no User-Agent, isKubelet knows the request.
-func (c *Check) sends(r *http.Request, f Flow) bool {
-	if c.Header["User-Agent"] == nil || r.Method != http.MethodGet ||
-		r.RequestURI != c.URI && !strings.HasPrefix(r.Referer(), c.Scheme+"://"+f.Dst.String()+"/") {
-		return false
-	}
-	for name, values := range c.Header {
-		if got := r.Header[name]; !slices.Equal(got, values) && (got != nil || values[0] != "") { // empty: not sent
-			return false
-		}
-	}
-	return true
-}
 
 // isWithin reports whether a flow comes from the pod itself.
 func isWithin(f Flow) bool { return f.Client.Addr().IsLoopback() || f.Client.Addr() == f.Dst.Addr() }
 
 // checks returns the checks that may come by f: those of the port or, from the pod itself, where a proxy passes them
 // on, all.
-func (i *Interceptor) checks(f Flow) []Check {
+func (i *Interceptor) checks(f Flow) []httpmatch.Check {
 	switch {
 	case len(i.config.Checks) == 0:
 		return nil
@@ -52,12 +26,16 @@ func (i *Interceptor) checks(f Flow) []Check {
 	case !slices.ContainsFunc(i.config.CheckedFrom, func(p netip.Prefix) bool { return p.Contains(f.Client.Addr()) }):
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(i.config.Checks), func(c Check) bool { return c.Port != f.Dst.Port() })
+	return slices.DeleteFunc(slices.Clone(i.config.Checks), func(c httpmatch.Check) bool {
+		return c.Port != f.Dst.Port()
+	})
 }
 
 // mayCheck reports whether f may be a check of this scheme itself.
 func (i *Interceptor) mayCheck(f Flow, scheme string) bool {
-	return !isWithin(f) && slices.ContainsFunc(i.checks(f), func(c Check) bool { return c.Scheme == scheme })
+	return !isWithin(f) && slices.ContainsFunc(i.checks(f), func(c httpmatch.Check) bool {
+		return c.Scheme == scheme
+	})
 }
 
 // namesNoServer reports whether a ClientHello, which has begun, names no server: the kubelet connects to an address.

@@ -9,10 +9,12 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // checked returns a rig whose port the kubelet checks so, from 192.0.2.1, and a claim of everything.
-func checked(t *testing.T, app, laptop string, checks ...Check) (r *rig, port uint16) {
+func checked(t *testing.T, app, laptop string, checks ...httpmatch.Check) (r *rig, port uint16) {
 	t.Helper()
 	node := netip.MustParseAddr("192.0.2.1")
 	r = newRig(t, app, func(c *Config) {
@@ -48,10 +50,10 @@ func TestChecksOfHTTPReachTheApplication(t *testing.T) {
 	app.Handle("/login", says("app"))
 	laptop := serve(t, says("laptop"))
 	sent := http.Header{"User-Agent": {"hc"}, "X-Check": {"a", "b"}}
-	check := Check{Scheme: "http", URI: "/healthz?deep=1", Header: sent}
-	moved := Check{Scheme: "http", URI: "/moved", Header: http.Header{"User-Agent": {"hc"}}}
-	silent := Check{Scheme: "http", URI: "/healthz", Header: http.Header{"User-Agent": {""}, "Accept": {""}}}
-	r, _ := checked(t, serve(t, &app), laptop, check, moved, silent, Check{Scheme: "http", URI: "/no-agent", Header: http.Header{"X-Check": {"a"}}})
+	check := httpmatch.Check{Scheme: "http", URI: "/healthz?deep=1", Header: sent}
+	moved := httpmatch.Check{Scheme: "http", URI: "/moved", Header: http.Header{"User-Agent": {"hc"}}}
+	silent := httpmatch.Check{Scheme: "http", URI: "/healthz", Header: http.Header{"User-Agent": {""}, "Accept": {""}}}
+	r, _ := checked(t, serve(t, &app), laptop, check, moved, silent, httpmatch.Check{Scheme: "http", URI: "/no-agent", Header: http.Header{"X-Check": {"a"}}})
 	own = r.url("")
 	elsewhere, within := netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("127.0.0.1")
 	node := *r.client.Load()
@@ -110,7 +112,7 @@ func TestChecksOfHTTPReachTheApplication(t *testing.T) {
 func TestChecksOfHTTPSReachTheApplication(t *testing.T) {
 	app, certificate := serveTLS(t, "app", true)
 	laptop, _ := serveTLS(t, "laptop", true)
-	check := Check{Scheme: CheckHTTPS, URI: "/", Header: http.Header{"User-Agent": {"hc"}}}
+	check := httpmatch.Check{Scheme: httpmatch.CheckHTTPS, URI: "/", Header: http.Header{"User-Agent": {"hc"}}}
 	r, port := checked(t, app, laptop, check)
 	node, elsewhere, within := *r.client.Load(), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("127.0.0.1")
 	matching := *r.claims.Load()
@@ -147,7 +149,7 @@ func TestBrokenClientHelloCrosses(t *testing.T) {
 		_, _ = io.ReadFull(c, b)
 		fmt.Fprintf(c, "laptop got %x", b)
 	})
-	r, _ := checked(t, "", laptop, Check{Scheme: CheckHTTPS})
+	r, _ := checked(t, "", laptop, httpmatch.Check{Scheme: httpmatch.CheckHTTPS})
 	if got := talk(t, dial(t, r.addr), "\x16\x03\x01\x01\x00\x01\x00\x01"); got != "laptop got 1603010100010001" {
 		t.Errorf("answered with %q", got)
 	}
@@ -161,8 +163,8 @@ func TestConnectionsThatCheckReachTheApplication(t *testing.T) {
 			seen <- name
 		})
 	}
-	r, _ := checked(t, server("app"), server("laptop"), Check{Scheme: CheckConnect})
-	r.i.config.Checks = append(r.i.config.Checks, Check{Scheme: CheckConnect, Port: 1}, Check{Scheme: CheckHTTPS, Port: 1})
+	r, _ := checked(t, server("app"), server("laptop"), httpmatch.Check{Scheme: httpmatch.CheckConnect})
+	r.i.config.Checks = append(r.i.config.Checks, httpmatch.Check{Scheme: httpmatch.CheckConnect, Port: 1}, httpmatch.Check{Scheme: httpmatch.CheckHTTPS, Port: 1})
 	connect := func(from string, text, want string) {
 		t.Helper()
 		client := netip.MustParseAddr(from)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/wire/authlistener"
 )
 
@@ -71,7 +72,7 @@ type clientConn struct {
 	http2   bool
 	tls     bool // the interceptor terminated its TLS
 	dial    dialer
-	checks  []Check
+	checks  []httpmatch.Check
 	mirrors *mirrors
 	closed  chan struct{}
 	life    context.Context // ends with ServeConn
@@ -155,7 +156,7 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 // judge returns where a request goes, and which claims get a copy.
 func (c *clientConn) judge(r *http.Request) (t destination, mirrors []*Claim) {
 	claims := c.i.config.Claims(c.flow.Protocol, c.flow.Dst.Port())
-	if !slices.ContainsFunc(c.checks, func(k Check) bool { return k.sends(r, c.flow) }) {
+	if !slices.ContainsFunc(c.checks, func(k httpmatch.Check) bool { return k.Sends(r, c.flow.Dst) }) {
 		t, mirrors = judge(claims, r)
 	}
 	if c.i.config.Trace != nil {

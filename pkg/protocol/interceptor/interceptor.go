@@ -109,7 +109,7 @@ type Config struct {
 
 	// Checks are the kubelet's, from these networks: their requests and connections go to the application. So do
 	// requests from the pod itself, in which a proxy may pass one on.
-	Checks      []Check
+	Checks      []httpmatch.Check
 	CheckedFrom []netip.Prefix
 
 	// The Interceptor calls Trace for each HTTP request with the claims of its port and the one that gets it, nil for

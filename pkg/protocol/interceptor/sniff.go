@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/wire/authlistener"
 )
 
@@ -174,7 +175,7 @@ func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 	switch due := s.i.config.Probe.Due; {
 	case due != nil && due():
 		wait = dueTimeout
-	case serverFirst.Load() && !s.i.mayCheck(s.flow, CheckConnect):
+	case serverFirst.Load() && !s.i.mayCheck(s.flow, httpmatch.CheckConnect):
 		wait = serverFirstTimeout
 	}
 	k, err := s.listen(ctx, wait)
@@ -237,7 +238,7 @@ func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) 
 // race waits for the first bytes of either end. Until then the connection to the server is provisional: if the client
 // speaks HTTP, the caller closes it.
 func (s *sniffer) race(ctx, hard context.Context) (kind, error) {
-	s.isCheck = s.ended && s.i.mayCheck(s.flow, CheckConnect)
+	s.isCheck = s.ended && s.i.mayCheck(s.flow, httpmatch.CheckConnect)
 	if err := s.dial(hard); err != nil {
 		return kindRaw, err
 	}

@@ -7,6 +7,8 @@ import (
 	"net"
 	"slices"
 	"sync"
+
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // noteTLS is the note about a port whose TLS the application terminates.
@@ -27,7 +29,7 @@ func (i *Interceptor) serveTLS(ctx, hard context.Context, s *sniffer) {
 		case !c.all():
 			hidden = true
 		case !c.Mirror:
-			s.isCheck = i.mayCheck(s.flow, CheckHTTPS) && s.namesNoServer()
+			s.isCheck = i.mayCheck(s.flow, httpmatch.CheckHTTPS) && s.namesNoServer()
 			i.serveRaw(hard, s)
 			return
 		}
