@@ -20,8 +20,7 @@ import (
 
 // apply creates or updates one object with server-side apply. Several laptops may apply the same object at once.
 func (o Options) apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) error {
-	o.decorate(obj)
-	fields, err := applied(obj)
+	fields, err := o.applied(obj)
 	if err != nil {
 		return err
 	}

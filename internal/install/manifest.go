@@ -30,8 +30,7 @@ func Manifest(o Options) ([]byte, error) {
 		if i > 0 {
 			out.WriteString("---\n")
 		}
-		o.decorate(obj)
-		fields, err := applied(obj)
+		fields, err := o.applied(obj)
 		if err != nil {
 			return nil, err
 		}
@@ -59,8 +58,9 @@ func (o Options) decorate(obj runtime.Object) {
 	}
 }
 
-// applied returns obj for server-side apply: only the fields that kubevpn sets.
-func applied(obj runtime.Object) (map[string]any, error) {
+// applied returns obj, with what Options.Objects say, for server-side apply: only the fields that kubevpn sets.
+func (o Options) applied(obj runtime.Object) (map[string]any, error) {
+	o.decorate(obj)
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
 		return nil, fmt.Errorf("writing %T: %w", obj, err)

@@ -32,9 +32,7 @@ func (w way) String() string { return fmt.Sprintf("port %d of the Service %s", w
 func (i *Intercept) ways(w *workloads.Workload) map[way]string {
 	found := make(map[way]string)
 	for _, p := range w.Ports() {
-		if slices.ContainsFunc(i.claim.Ports, func(a api.AgentPort) bool {
-			return a.Protocol == p.Protocol && a.Port == p.Port
-		}) {
+		if i.claims(corev1.Protocol(p.Protocol), int32(p.Port)) {
 			for _, s := range p.Services {
 				found[way{s.Service, p.Protocol, s.Port, p.Port}] = s.Target
 			}
