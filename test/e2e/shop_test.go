@@ -164,17 +164,35 @@ func (w *world) visits(t *testing.T, keepAlive bool) *visitor {
 	tr := &http.Transport{DisableKeepAlives: !keepAlive, DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
 		conn, err := dialIn(v.network, address)
 		// The lab's router sends this error for a ClusterIP that the node has not translated: before kube-proxy knows
-		// it, and for two minutes after that from a source port that was tried before, because of conntrack. kubevpn
+		// it, and for some seconds after that from a source port that was tried before, because of conntrack. kubevpn
 		// changes nothing on a node.
 		if errors.Is(err, syscall.ENETUNREACH) {
 			t.Logf("asked again: %v", err)
-			conn, err = dialIn(v.network, address)
+			if conn, err = dialIn(v.network, address); err != nil {
+				t.Logf("and again: %v\n%s", err, v.wayTo(t, address))
+			}
 		}
 		return conn, err
 	}}
 	t.Cleanup(tr.CloseIdleConnections)
 	v.http = &http.Client{Transport: tr, Timeout: 30 * time.Second}
 	return v
+}
+
+// wayTo describes what the visitor's node does with packets for an address.
+func (v *visitor) wayTo(t *testing.T, address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := ""
+	for _, command := range []string{
+		"iptables-save -t nat | grep -e " + host + " -e DNAT", "ip route", "grep -w dst=" + host + " /proc/net/nf_conntrack",
+	} {
+		out, err := v.run(t, "sh", "-c", command)
+		said += fmt.Sprintf("%s: %v\n%s", command, err, out)
+	}
+	return said
 }
 
 // answer is the answer of the application's page /.
