@@ -80,27 +80,19 @@ func openFirewall(programs string, log *slog.Logger) (*firewall, error) {
 	return nil, api.Errorf(api.ExitNetwork, "no iptables backend can masquerade: %w", errors.Join(errs...))
 }
 
-func open(programs, backend string, ipv6 bool) (*iptables.IPTables, error) {
-	name, protocol := "iptables-"+backend, iptables.ProtocolIPv4
-	if ipv6 {
-		name, protocol = "ip6tables-"+backend, iptables.ProtocolIPv6
-	}
-	return iptables.New(iptables.Path(filepath.Join(programs, name)), iptables.IPFamily(protocol),
-		iptables.Timeout(lockTimeout))
-}
-
 // openFamily returns a family that works: it adds the rules for a documentation network, lists them, and removes them
 // and all earlier ones.
 func openFamily(programs, backend string, ipv6 bool) (*family, error) {
-	tables, err := open(programs, backend, ipv6)
+	name, protocol, try := "iptables-", iptables.ProtocolIPv4, netip.MustParsePrefix("192.0.2.0/24")
+	if ipv6 {
+		name, protocol, try = "ip6tables-", iptables.ProtocolIPv6, netip.MustParsePrefix("2001:db8::/32")
+	}
+	tables, err := iptables.New(iptables.Path(filepath.Join(programs, name+backend)), iptables.IPFamily(protocol),
+		iptables.Timeout(lockTimeout))
 	if err != nil {
 		return nil, err
 	}
 	f := &family{tables: tables, ipv6: ipv6}
-	try := netip.MustParsePrefix("192.0.2.0/24")
-	if ipv6 {
-		try = netip.MustParsePrefix("2001:db8::/32")
-	}
 	err = f.set([]netip.Prefix{try})
 	if err == nil {
 		err = f.check(try)
