@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
@@ -71,64 +72,71 @@ func (p prober) run(ctx context.Context, t probeTargets) []api.Check {
 }
 
 func (p prober) checkName(ctx context.Context, name string, want []netip.Addr) api.Check {
-	c := api.Check{What: "name", Target: name}
 	got, err := p.lookup(ctx, name)
+	return resolved(name, texts(got), err, texts(want)...)
+}
+
+func texts(addrs []netip.Addr) (all []string) {
+	for _, a := range addrs {
+		all = append(all, a.Unmap().String())
+	}
+	return all
+}
+
+// checkAddress resolves the address of a Service to its name (PTR).
+func (p prober) checkAddress(ctx context.Context, addr netip.Addr, want string) api.Check {
+	got, err := p.resolver.LookupAddr(ctx, addr.String())
+	for i := range got {
+		got[i] = strings.TrimSuffix(got[i], ".")
+	}
+	return resolved(addr.String(), got, err, want)
+}
+
+// resolved returns the check of what a resolver answers. Any of want passes; without one, anything does.
+func resolved(target string, got []string, err error, want ...string) api.Check {
+	c := api.Check{What: "name", Target: target}
 	if err != nil {
-		c.Seen = seen(err)
+		c.Seen = transport.Describe(err)
 		return c
 	}
-	var text []string
-	for i := range got {
-		got[i] = got[i].Unmap()
-		text = append(text, got[i].String())
-	}
-	c.Seen = strings.Join(text, ", ")
-	c.OK = len(want) == 0 || slices.ContainsFunc(got, func(a netip.Addr) bool { return slices.Contains(want, a) })
+	c.Seen = strings.Join(got, ", ")
+	c.OK = len(want) == 0 || slices.ContainsFunc(got, func(answer string) bool {
+		return slices.ContainsFunc(want, func(w string) bool { return strings.EqualFold(answer, w) })
+	})
 	if !c.OK {
 		c.Seen += fmt.Sprintf(" (expected %s)", want[0])
 	}
 	return c
 }
 
-// checkAddress resolves the address of a Service to its name (PTR).
-func (p prober) checkAddress(ctx context.Context, addr netip.Addr, want string) api.Check {
-	c := api.Check{What: "name", Target: addr.String()}
-	got, err := p.resolver.LookupAddr(ctx, addr.String())
-	if err != nil {
-		c.Seen = seen(err)
-		return c
-	}
-	for i := range got {
-		got[i] = strings.TrimSuffix(got[i], ".")
-		c.OK = c.OK || strings.EqualFold(got[i], want)
-	}
-	c.Seen = strings.Join(got, ", ")
-	if !c.OK {
-		c.Seen += fmt.Sprintf(" (expected %s)", want)
-	}
+func (p prober) checkTCP(ctx context.Context, what string, target netip.AddrPort) api.Check {
+	refused := false
+	c := reached(what, target, "no running "+what+" with a TCP port is visible", "connected", func() error {
+		conn, err := p.connect(ctx, target)
+		if err != nil {
+			refused = errors.Is(err, syscall.ECONNREFUSED)
+			return err
+		}
+		conn.Close()
+		return nil
+	})
+	c.OK = c.OK || what == "pod" && refused // the pod itself refuses, so the tunnel reaches it
 	return c
 }
 
-func (p prober) checkTCP(ctx context.Context, what string, target netip.AddrPort) api.Check {
-	c := api.Check{What: what}
+// reached returns the check of a target. Without one, such as in an empty namespace, nothing has failed, and the result
+// says what is missing. done says what try did.
+func reached(what string, target netip.AddrPort, missing, done string, try func() error) api.Check {
 	if !target.IsValid() {
-		// An empty namespace has no pod: not a failure, but the result says so.
-		c.OK, c.Target, c.Seen = true, "none", "not tried: no running "+what+" with a TCP port is visible"
-		return c
+		return api.Check{What: what, OK: true, Target: "none", Seen: "not tried: " + missing}
 	}
-	c.Target = target.String()
+	c := api.Check{What: what, Target: target.String()}
 	start := time.Now()
-	conn, err := p.connect(ctx, target)
-	if err != nil {
-		c.Seen = seen(err)
-		// The pod itself refuses, so the tunnel reaches it.
-		c.OK = what == "pod" && errors.Is(err, syscall.ECONNREFUSED)
+	if err := try(); err != nil {
+		c.Seen = transport.Describe(err)
 		return c
 	}
-	c.OK, c.Seen = true, fmt.Sprintf("connected in %d ms", time.Since(start).Milliseconds())
-	if err := conn.Close(); err != nil {
-		c.Seen += ", closing: " + err.Error()
-	}
+	c.OK, c.Seen = true, fmt.Sprintf("%s in %d ms", done, time.Since(start).Milliseconds())
 	return c
 }
 
@@ -149,44 +157,20 @@ func (p prober) connect(ctx context.Context, target netip.AddrPort) (conn net.Co
 
 // checkDNS asks cluster DNS over UDP, without this machine's resolver. Any answer passes, also NXDOMAIN.
 func (p prober) checkDNS(ctx context.Context, server netip.AddrPort, name string) api.Check {
-	c := api.Check{What: "dns"}
-	if !server.IsValid() {
-		c.OK, c.Target, c.Seen = true, "none", "not tried: no cluster DNS is routed into the tunnel"
-		return c
-	}
-	c.Target = server.String()
 	r := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		if !strings.HasPrefix(network, "udp") {
 			return nil, errors.New("the answer does not fit into a datagram")
 		}
 		return p.dial(ctx, "udp", server.String())
 	}}
-	start := time.Now()
-	_, err := r.LookupNetIP(ctx, "ip", name+".")
-	var dns *net.DNSError
-	if err != nil && !(errors.As(err, &dns) && dns.IsNotFound) {
-		c.Seen = seen(err)
-		return c
-	}
-	c.OK, c.Seen = true, fmt.Sprintf("answered over UDP in %d ms", time.Since(start).Milliseconds())
-	return c
-}
-
-// seen returns the last and plainest part of a network error.
-func seen(err error) string {
-	var dns *net.DNSError
-	var network net.Error
-	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
-		return "no answer"
-	case errors.As(err, &dns):
-		return dns.Err
-	}
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
-		return errno.Error()
-	}
-	return err.Error()
+	return reached("dns", server, "no cluster DNS is routed into the tunnel", "answered over UDP", func() error {
+		_, err := r.LookupNetIP(ctx, "ip", name+".")
+		var dns *net.DNSError
+		if errors.As(err, &dns) && dns.IsNotFound {
+			return nil
+		}
+		return err
+	})
 }
 
 // probeError returns the error that connect shows for failed checks, or nil.

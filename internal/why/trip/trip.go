@@ -19,7 +19,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"kubevpn/internal/api"
@@ -248,20 +247,14 @@ var failures = map[transport.Code]Failure{
 
 // stepOf returns the Step of an error, which may be nil.
 func stepOf(err error, began time.Time) Step {
-	s := Step{Seconds: time.Since(began).Seconds(), Done: err == nil, Failure: failures[transport.CodeOf(err)]}
+	s := Step{Seconds: time.Since(began).Seconds(), Done: err == nil}
+	if s.Done {
+		return s
+	}
+	s.Failure, s.Error = failures[transport.CodeOf(err)], transport.Describe(err)
 	var dns *net.DNSError
-	var errno syscall.Errno
-	switch {
-	case s.Failure == TimedOut:
-		s.Error = "no answer"
-	case errors.As(err, &dns):
-		if s.Error = dns.Err; dns.IsNotFound {
-			s.Failure = NotFound
-		}
-	case errors.As(err, &errno):
-		s.Error = errno.Error()
-	case err != nil:
-		s.Error = err.Error()
+	if errors.As(err, &dns) && dns.IsNotFound && s.Failure != TimedOut {
+		s.Failure = NotFound
 	}
 	return s
 }

@@ -120,6 +120,21 @@ func CodeOf(err error) Code {
 	return CodeFailed
 }
 
+// Describe returns the last and plainest part of a network error.
+func Describe(err error) string {
+	var dns *net.DNSError
+	var errno syscall.Errno
+	switch {
+	case CodeOf(err) == CodeTimeout:
+		return "no answer"
+	case errors.As(err, &dns):
+		return dns.Err
+	case errors.As(err, &errno):
+		return errno.Error()
+	}
+	return err.Error()
+}
+
 func isAny(err error, numbers ...syscall.Errno) bool {
 	for _, n := range numbers {
 		if errors.Is(err, n) {
