@@ -106,25 +106,23 @@ type judge struct {
 
 // finding is what a method of judge finds about its hop.
 type finding struct {
-	verdict api.HopVerdict
-	seen    string
-	notes   []string
-	cause   *api.Error // with HopFailed
+	api.Hop
+	cause *api.Error // with HopFailed
 }
 
 func (f finding) with(notes ...string) finding {
-	f.notes = append(f.notes, notes...)
+	f.Notes = append(f.Notes, notes...)
 	return f
 }
 
 func found(verdict api.HopVerdict, format string, args ...any) finding {
-	return finding{verdict: verdict, seen: fmt.Sprintf(format, args...)}
+	return finding{Hop: api.Hop{Verdict: verdict, Seen: fmt.Sprintf(format, args...)}}
 }
 
 // failed returns a finding with a cause, whose message it shows.
 func failed(code api.ExitCode, format string, args ...any) finding {
 	e := api.Errorf(code, format, args...)
-	return finding{verdict: api.HopFailed, seen: e.Message, cause: e}
+	return finding{api.Hop{Verdict: api.HopFailed, Seen: e.Message}, e}
 }
 
 func (f finding) hint(format string, args ...any) finding {
@@ -134,18 +132,19 @@ func (f finding) hint(format string, args ...any) finding {
 
 // add adds a hop. Only the first failure is the cause: later ones may follow from it.
 func (j *judge) add(name string, seconds float64, f finding) {
-	if f.verdict == api.HopFailed {
+	h, notes := f.Hop, f.Notes
+	if h.Verdict == api.HopFailed {
 		if j.cause == nil {
 			j.cause = f.cause
 		} else {
-			f.verdict = api.HopNote
+			h.Verdict = api.HopNote
 		}
 	}
-	h := api.Hop{Name: name, Verdict: f.verdict, Seen: bounded(f.seen), Seconds: seconds}
-	for _, note := range f.notes[:min(len(f.notes), maxNotes)] {
+	h.Name, h.Seconds, h.Seen, h.Notes = name, seconds, bounded(h.Seen), nil
+	for _, note := range notes[:min(len(notes), maxNotes)] {
 		h.Notes = append(h.Notes, bounded(note))
 	}
-	if left := len(f.notes) - maxNotes; left > 0 {
+	if left := len(notes) - maxNotes; left > 0 {
 		h.Notes = append(h.Notes, fmt.Sprintf("and %d more", left))
 	}
 	j.hops = append(j.hops, h)
@@ -394,7 +393,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 			hint("`kubectl -n %s get pods --show-labels` shows the labels.", api.ShellQuote(j.Namespace))
 	}
 	if j.answered() { // the endpoint came or went in the meantime
-		f.verdict = api.HopNote
+		f.Verdict = api.HopNote
 	}
 	return f.with(j.unready()...), true
 }
