@@ -165,6 +165,9 @@ func inCluster(env map[string]string, dir string) *clientcmdapi.Config {
 	return c
 }
 
+// InPod reports whether the credentials are those of the pod that this program runs in: it is a pod of the cluster.
+func (c *Cluster) InPod() bool { return c.config.BearerTokenFile == filepath.Join(accountDir, "token") }
+
 // rules returns where kubectl looks for a kubeconfig.
 func (in Inputs) rules() *clientcmd.ClientConfigLoadingRules {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()

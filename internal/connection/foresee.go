@@ -18,11 +18,13 @@ type Foresight struct {
 
 // Foresee plans the routes of a connection to a cluster with these networks, as far as the user may see them without a
 // traffic manager. It uses the networks of the request. path contains the addresses that stay outside of the tunnel,
-// and devices the tunnels of connections to the same cluster. It changes nothing.
-func Foresee(found cluster.CIDRs, r api.ConnectRequest, path []netip.Addr, devices []string) (Foresight, error) {
+// devices the tunnels of connections to the same cluster, and inPod says that this machine is a pod of the cluster. It
+// changes nothing.
+func Foresee(found cluster.CIDRs, r api.ConnectRequest, path []netip.Addr, devices []string,
+	inPod bool) (Foresight, error) {
 	p, err := plan(networks{
 		Cluster: slices.Concat(found.Pods, found.Services), Extra: r.ExtraCIDRs, Exclude: r.ExcludeCIDRs, Path: path,
-		Consent:  r.Consent.Networks,
+		Consent: r.Consent.Networks, InPod: inPod,
 		Overlaps: func(p []netip.Prefix) ([]route.Overlap, error) { return route.Overlaps(p, devices) },
 	})
 	if err != nil {

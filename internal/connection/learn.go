@@ -108,6 +108,7 @@ func (r *routes) known() networks {
 		Path:     slices.Clone(r.cluster.Addresses()),
 		Inner:    r.packets.steering.Load().inner,
 		Hosts:    r.hosts.wanted(),
+		InPod:    r.cluster.InPod(),
 		Overlaps: r.overlaps,
 	}
 	if r.cfg.proxied() {

@@ -28,6 +28,8 @@ type networks struct {
 	Inner []netip.Prefix // inner networks; those of IPv6 are routed if the cluster has IPv6
 	Own   []netip.Addr   // addresses inside the tunnel at which the laptop's resolver answers
 	Hosts []netip.Addr   // of names under the extra domains
+	// InPod says that this machine is a pod of the cluster: local networks that overlap the cluster's are the cluster's.
+	InPod bool
 	// Overlaps finds the local networks that prefixes would hide. Nil: there are none.
 	Overlaps func(prefixes []netip.Prefix) ([]route.Overlap, error)
 }
@@ -57,6 +59,8 @@ func (n networks) hasIPv6() bool {
 //
 //	stated by the cluster  private or allowed ─▶ routed     public ─▶ Ask        meets a local network ─▶ Overlaps
 //	guessed                private or allowed ─▶ routed     public ─▶ a warning  meets a local network ─▶ shrinks, warns
+//
+// In a pod of the cluster, a stated network that meets a local one shrinks and warns as well: the pod is in that network.
 //
 // Nothing that the cluster says makes plan fail: an error comes from the function Overlaps.
 func plan(n networks) (planned, error) {
@@ -180,7 +184,8 @@ func (p *planner) addHosts() error {
 		return nil
 	}
 	p.out.Hosts, p.out.Withheld = map[netip.Addr]string{}, map[netip.Addr]bool{}
-	withhold := func(a netip.Addr, why string) { p.out.Hosts[a], p.out.Withheld[a] = why, true }
+	// A pod reaches without the tunnel what the cluster's names lead to.
+	withhold := func(a netip.Addr, why string) { p.out.Hosts[a], p.out.Withheld[a] = why, !p.InPod }
 	var add []netip.Prefix
 	for _, a := range p.networks.Hosts {
 		at := netip.PrefixFrom(a, a.BitLen())
@@ -255,17 +260,28 @@ func (p *planner) build() {
 	p.out.Routes = routable.Set(&b).Prefixes()
 }
 
-// shrink removes local networks from the guessed ones, and records the other overlaps.
+// shrink removes local networks from the guessed ones, and in a pod from the stated ones. It records the other overlaps.
 func (p *planner) shrink() error {
 	p.build()
 	found, err := p.overlaps(p.out.Routes)
 	if err != nil {
 		return err
 	}
-	wanted, guessed := p.wanted(), routable.Set(&p.guessed)
+	wanted, guessed, extra := p.wanted(), routable.Set(&p.guessed), routable.Set(&p.extra)
 	shrunk := false
+	var own []netip.Prefix // of this pod
 	for _, c := range found {
-		if at := narrower(c.Prefix, c.Other); guessed.OverlapsPrefix(at) && !wanted.OverlapsPrefix(at) {
+		switch at := narrower(c.Prefix, c.Other); {
+		case p.InPod && !extra.OverlapsPrefix(at):
+			if slices.ContainsFunc(own, at.Overlaps) {
+				continue
+			}
+			own = append(own, at)
+			p.stated.RemovePrefix(at)
+			p.guessed.RemovePrefix(at)
+			p.warn("%v is reached without the tunnel: this machine is a pod in that network", at)
+			shrunk = true
+		case guessed.OverlapsPrefix(at) && !wanted.OverlapsPrefix(at):
 			p.guessed.RemovePrefix(at)
 			p.warn("%v is not routed: it is guessed from addresses seen in the cluster, and %v", at, c)
 			shrunk = true

@@ -184,6 +184,16 @@ func TestPlanRoutesOnlyPermittedNetworks(t *testing.T) {
 			want: "169.252.0.0/15 169.255.0.0/16",
 		},
 		{
+			name: "in_a_pod_of_the_cluster",
+			in: networks{Cluster: slices.Concat(stated("10.244.0.0/22 10.96.0.0/16"), guessed("10.245.0.0/24")), InPod: true,
+				Overlaps: lan("10.244.2.0/24 10.245.0.0/16")},
+			want: "10.96.0.0/16 10.244.0.0/23 10.244.3.0/24",
+			warnings: []string{
+				"10.244.2.0/24 is reached without the tunnel: this machine is a pod in that network",
+				"10.245.0.0/24 is reached without the tunnel: this machine is a pod in that network",
+			},
+		},
+		{
 			name: "a guess that meets a local network shrinks",
 			in:   networks{Cluster: slices.Concat(stated("10.244.1.0/24"), guessed("192.168.1.0/24 10.0.5.0/24")), Overlaps: lan("192.168.1.0/24 10.0.5.128/25")},
 			want: "10.0.5.0/25 10.244.1.0/24",

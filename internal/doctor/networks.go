@@ -71,7 +71,7 @@ func overlap(ctx context.Context, f *facts) api.Finding {
 	}
 	seen, err := connection.Foresee(found, api.ConnectRequest{
 		ExtraCIDRs: f.Settings.ExtraCIDRs, ExcludeCIDRs: f.Settings.ExcludeCIDRs,
-	}, f.cluster.Addresses(), devices)
+	}, f.cluster.Addresses(), devices, f.cluster.InPod())
 	if err != nil {
 		return failed(api.Errorf(api.ExitNetwork, "cannot read this machine's routes: %w", err).
 			WithHint("ip route show table all"), "kubevpn cannot see what its routes would hide")

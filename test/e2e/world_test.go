@@ -248,7 +248,8 @@ func worldRollouts(t *testing.T, l *laptop, s *shop) {
 	})
 }
 
-// worldInPod runs kubevpn in a pod that has a service account and no kubeconfig.
+// worldInPod is a developer whose machine is a pod: it has a service account and no kubeconfig, and kubevpn's commands
+// work as they do beside a kubeconfig. Its namespace is that of the pod.
 func worldInPod(t *testing.T, w *world) {
 	path, err := filepath.Abs(bin)
 	if err != nil {
@@ -260,9 +261,9 @@ kind: ServiceAccount
 metadata: {name: developer, namespace: wide}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: developer, namespace: wide}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}
+kind: ClusterRoleBinding
+metadata: {name: developer}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
 subjects: [{kind: ServiceAccount, name: developer, namespace: wide}]
 ---
 apiVersion: v1
@@ -270,24 +271,51 @@ kind: Pod
 metadata: {name: devcontainer, namespace: wide}
 spec:
   serviceAccountName: developer
-  restartPolicy: Never
-  volumes: [{name: bin, hostPath: {path: BIN}}]
+  terminationGracePeriodSeconds: 1
+  volumes: [{name: bin, hostPath: {path: BIN}}, {name: tmp, emptyDir: {}}]
   containers:
   - name: shell
     image: APP_IMAGE
     imagePullPolicy: Never
-    command: [/kubevpn/kubevpn, list]
-    env: [{name: HOME, value: /tmp}]
-    volumeMounts: [{name: bin, mountPath: /kubevpn, readOnly: true}]
+    securityContext: {privileged: true, runAsUser: 0}
+    env: [{name: HOME, value: /tmp}, {name: KUBEVPN_YES, value: "true"}]
+    volumeMounts: [{name: bin, mountPath: /kubevpn, readOnly: true}, {name: tmp, mountPath: /tmp}]
 `))
-	testenv.Eventually(t, soon, func() error {
-		out := w.kubectl(t, "-n", "wide", "get", "pod", "devcontainer", "-o", "jsonpath={.status.phase}")
-		if out != "Succeeded" && out != "Failed" {
-			return errors.New(out)
+	w.kubectl(t, "-n", "wide", "wait", "--for=condition=Ready", "pod/devcontainer", "--timeout=60s")
+	run := func(argv ...string) (string, error) {
+		return w.tryKubectl(t.Context(), append([]string{"-n", "wide", "exec", "devcontainer", "--"}, argv...)...)
+	}
+	v, service := w.visitor(t), "http://"+w.clusterIP(t, "wide", "wide")+"/"
+	for _, step := range []struct {
+		command string
+		want    string // in what it prints
+		check   func() error
+	}{
+		{"list", "deployment/wide", nil},
+		{"doctor", "in-cluster", nil},
+		{"connect", "connected", nil},
+		{"status", "connected", nil},
+		{"why http://wide/", "200", nil},
+		{"proxy deployment/wide --record 9 --headers " + mine + "=" + me, "", func() error {
+			return errors.Join(v.want(service, "devcontainer", mine, me), v.of(service, "wide-"))
+		}},
+		{"requests deployment/wide -o json", "devcontainer", nil},
+		{"leave deployment/wide", "", func() error { return v.of(service, "wide-", mine, me) }},
+		{"clone deployment/wide --name inpod --headers " + mine + "=" + me, "ready", func() error {
+			return v.of(service, "inpod-", mine, me)
+		}},
+		{"leave deployment/wide", "", nil},
+		{"env deployment/wide", "WIDE_SERVICE_HOST", nil},
+		{"dev deployment/wide -- /kubevpn/app -get http://wide/", "", nil},
+		{"disconnect", "", nil},
+		{"run -- /kubevpn/app -get http://wide/", "", nil},
+	} {
+		out, err := run(append([]string{"/kubevpn/kubevpn"}, strings.Fields(step.command)...)...)
+		if err == nil && step.check != nil {
+			err = step.check()
 		}
-		return nil
-	})
-	if out := w.kubectl(t, "-n", "wide", "logs", "devcontainer"); !strings.Contains(out, "deployment/wide") {
-		t.Errorf("kubevpn list says:\n%s", out)
+		if err != nil || !strings.Contains(out, step.want) {
+			t.Errorf("kubevpn %s in a pod: %v\n%s", step.command, err, out)
+		}
 	}
 }
