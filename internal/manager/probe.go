@@ -107,8 +107,8 @@ func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 	return lowest
 }
 
-// nodeServesTimeout limits the dial of a ClusterIP; one SYN that is lost makes "nothing".
-const nodeServesTimeout = 300 * time.Millisecond
+// nodeServesTimeout limits the dial of a ClusterIP. The kernel repeats a SYN after a second, if the first one is lost.
+const nodeServesTimeout = 1200 * time.Millisecond
 
 // nodeServes dials a ClusterIP as any program in the pod does. Its result (ManagerState.NodeServes) proves whether the
 // node serves ClusterIPs, and IPVS, which makes a ClusterIP an address of the node.

@@ -3,8 +3,12 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +27,8 @@ func TestIPVS(t *testing.T) {
 	last := []suite{
 		{"endpoints", endpointsSuite},
 		{"masquerade_on_the_node", masqueradeOnNode},
-		{"bridge", bridgeSuite}, // last, because it changes a node's pod network
+		{"bridge", bridgeSuite}, // changes a node's pod network
+		{"mixed", mixedSuite},   // last, because it leaves IPVS
 	}
 	w := newWorld(t, lab.Config{Name: "e2e-ipvs", ProxyMode: lab.ProxyIPVS}, first, everywhere, whole, last)
 	runSuites(t, w, first)
@@ -378,17 +383,41 @@ func bridgeSuite(t *testing.T, w *world) {
 	})
 }
 
-// TestMixedModes runs on a cluster that is about to leave IPVS: node 1 still has it, node 2 does not, and the ConfigMap
-// states the new mode. It is iptables, because the guests' kernel has no nftables for IPv4.
-func TestMixedModes(t *testing.T) {
-	mixed := []suite{{"mixed", mixedSuite}}
-	runSuites(t, newWorld(t, lab.Config{Name: "e2e-mixed", ProxyMode: lab.ProxyIPTables, NodeModes: []lab.ProxyMode{lab.ProxyIPVS},
-		ProxySettings: map[string]string{"metricsBindAddress": "0.0.0.0:10249"}}, mixed), mixed)
+// leaveIPVS is an administrator who begins to leave IPVS: the ConfigMap states the new mode, and node 2 has it. It is
+// iptables, because the guests' kernel has no nftables for IPv4. Both kube-proxies tell other machines their mode.
+func (w *world) leaveIPVS(t *testing.T) {
+	t.Helper()
+	conf := w.kubectl(t, "-n", "kube-system", "get", "configmap", "kube-proxy", "-o", `jsonpath={.data.config\.conf}`)
+	patch, err := json.Marshal(map[string]any{"data": map[string]string{"config.conf": strings.Replace(conf, "mode: ipvs", "mode: iptables", 1)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.kubectl(t, "-n", "kube-system", "patch", "configmap", "kube-proxy", "--patch", string(patch))
+	for _, node := range w.nodes() {
+		file := filepath.Join(w.Dir(), node, "kube-proxy.yaml")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = append(text, "metricsBindAddress: 0.0.0.0:10249\n"...)
+		if node == "node2" {
+			text = bytes.Replace(text, []byte("mode: ipvs"), []byte("mode: iptables"), 1)
+		}
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Restart(t.Context(), "kube-proxy-"+node); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// kube-proxy leaves these when it starts in another mode: kubernetes/cmd/kube-proxy/app/server_linux.go.
+	w.node(t, "node2", "ipvsadm -C; ip link del kube-ipvs0")
 }
 
 // mixedSuite checks that the mode of the traffic manager's node decides, by what packets meet there, and that doctor
 // names the modes of both nodes.
 func mixedSuite(t *testing.T, w *world) {
+	w.leaveIPVS(t)
 	l := w.newLaptop(t, lab.Admin)
 	l.connect(t) // creates the namespace
 	l.must(t, "kubevpn", "disconnect", "--all")
