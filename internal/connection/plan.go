@@ -28,7 +28,7 @@ type networks struct {
 	Inner []netip.Prefix // inner networks; those of IPv6 are routed if the cluster has IPv6
 	Own   []netip.Addr   // addresses inside the tunnel at which the laptop's resolver answers
 	Hosts []netip.Addr   // of names under the extra domains
-	// InPod says that this machine is a pod of the cluster: local networks that overlap the cluster's are the cluster's.
+	// InPod says that this machine is a pod of the cluster: local networks that overlap the cluster's are part of them.
 	InPod bool
 	// Overlaps finds the local networks that prefixes would hide. Nil: there are none.
 	Overlaps func(prefixes []netip.Prefix) ([]route.Overlap, error)
@@ -60,7 +60,7 @@ func (n networks) hasIPv6() bool {
 //	stated by the cluster  private or allowed ─▶ routed     public ─▶ Ask        meets a local network ─▶ Overlaps
 //	guessed                private or allowed ─▶ routed     public ─▶ a warning  meets a local network ─▶ shrinks, warns
 //
-// In a pod of the cluster, a stated network that meets a local one shrinks and warns as well: the pod is in that network.
+// In a pod of the cluster, a stated network that meets a local one shrinks and warns as well: the pod is in it.
 //
 // Nothing that the cluster says makes plan fail: an error comes from the function Overlaps.
 func plan(n networks) (planned, error) {
@@ -260,7 +260,7 @@ func (p *planner) build() {
 	p.out.Routes = routable.Set(&b).Prefixes()
 }
 
-// shrink removes local networks from the guessed ones, and in a pod from the stated ones. It records the other overlaps.
+// shrink removes local networks from the guessed ones, in a pod also from the stated ones, and records other overlaps.
 func (p *planner) shrink() error {
 	p.build()
 	found, err := p.overlaps(p.out.Routes)
