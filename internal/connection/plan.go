@@ -136,11 +136,17 @@ func (p *planner) addCluster(c cluster.CIDR) {
 		p.warn("%v (%s) is not routed: %s; --extra-cidr %v routes it", c.Prefix, c.Source, public, c.Prefix)
 	case !p.allows(c.Prefix):
 		p.out.Ask = append(p.out.Ask, c)
-	case c.Source.Guessed():
-		p.guessed.AddPrefix(c.Prefix)
 	default:
-		p.stated.AddPrefix(c.Prefix)
+		p.set(c.Source.Guessed()).AddPrefix(c.Prefix)
 	}
+}
+
+// set returns the set of what the cluster states, or of what is guessed and may shrink, as everything may in a pod.
+func (p *planner) set(guessed bool) *netipx.IPSetBuilder {
+	if guessed || p.InPod {
+		return &p.guessed
+	}
+	return &p.stated
 }
 
 // allows reports whether all of a prefix may be routed, apart from special addresses and what the user excludes.
@@ -165,7 +171,7 @@ func (p *planner) addAddrs(what string, addrs []netip.Addr) {
 			p.warn("%v (%s) is not routed: %s", a, what, why)
 			continue
 		}
-		p.stated.Add(a)
+		p.set(false).Add(a)
 	}
 }
 
@@ -260,32 +266,28 @@ func (p *planner) build() {
 	p.out.Routes = routable.Set(&b).Prefixes()
 }
 
-// shrink removes local networks from the guessed ones, in a pod also from the stated ones, and records other overlaps.
+// shrink removes local networks from the guessed ones, and records the other overlaps.
 func (p *planner) shrink() error {
 	p.build()
 	found, err := p.overlaps(p.out.Routes)
 	if err != nil {
 		return err
 	}
-	wanted, guessed, extra := p.wanted(), routable.Set(&p.guessed), routable.Set(&p.extra)
+	wanted, guessed := p.wanted(), routable.Set(&p.guessed)
 	shrunk := false
-	var own []netip.Prefix // of this pod
 	for _, c := range found {
-		switch at := narrower(c.Prefix, c.Other); {
-		case p.InPod && !extra.OverlapsPrefix(at):
-			if slices.ContainsFunc(own, at.Overlaps) {
-				continue
-			}
-			own = append(own, at)
-			p.stated.RemovePrefix(at)
-			p.guessed.RemovePrefix(at)
-			p.warn("%v is reached without the tunnel: this machine is a pod in that network", at)
-			shrunk = true
-		case guessed.OverlapsPrefix(at) && !wanted.OverlapsPrefix(at):
-			p.guessed.RemovePrefix(at)
-			p.warn("%v is not routed: it is guessed from addresses seen in the cluster, and %v", at, c)
-			shrunk = true
+		at := narrower(c.Prefix, c.Other)
+		if !guessed.OverlapsPrefix(at) || wanted.OverlapsPrefix(at) {
+			continue
 		}
+		p.guessed.RemovePrefix(at)
+		if p.InPod {
+			guessed = routable.Set(&p.guessed) // the pod's own addresses are in the network that is named
+			p.warn("%v is reached without the tunnel: this machine is a pod in that network", at)
+		} else {
+			p.warn("%v is not routed: it is guessed from addresses seen in the cluster, and %v", at, c)
+		}
+		shrunk = true
 	}
 	if !shrunk {
 		p.out.Overlaps = found

@@ -294,7 +294,7 @@ spec:
 		{"list", "deployment/wide", nil},
 		{"doctor", "in-cluster", nil},
 		{"connect", "connected", nil},
-		{"status", "connected", nil},
+		{"status", "in-cluster", nil},
 		{"why http://wide/", "200", nil},
 		{"proxy deployment/wide --record 9 --headers " + mine + "=" + me, "", func() error {
 			return errors.Join(v.want(service, "devcontainer", mine, me), v.of(service, "wide-"))
