@@ -146,9 +146,8 @@ func (p prober) connect(ctx context.Context, target netip.AddrPort) (conn net.Co
 	for range probeTimeout / dialTime {
 		attempt, cancel := context.WithTimeout(ctx, dialTime)
 		conn, err = p.dial(attempt, "tcp", target.String())
-		silent := attempt.Err() != nil
 		cancel()
-		if err == nil || !silent || ctx.Err() != nil {
+		if err == nil || transport.CodeOf(err) != transport.CodeTimeout || ctx.Err() != nil {
 			break
 		}
 	}

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -777,4 +780,20 @@ func TestResetEndsAllInterceptsAndSkipsPodsWithoutAgent(t *testing.T) {
 			t.Errorf("without permission: %v", err)
 		}
 	})
+}
+
+// A dial reports its deadline, or that of its context: whichever timer fires first.
+func TestProbeWithoutAnAnswer(t *testing.T) {
+	to := target{"tcp", netip.MustParseAddrPort("10.96.0.1:80")}
+	for _, silence := range []error{os.ErrDeadlineExceeded, context.DeadlineExceeded} {
+		dials := 0
+		pr := prober{dial: func(context.Context, string, netip.AddrPort) (net.Conn, error) {
+			dials++
+			return nil, &net.OpError{Op: "dial", Err: silence}
+		}}
+		c, v := pr.untilReached(t.Context(), "pod", to, 3, func() []*link { return nil })
+		if v != probeTimedOut || c.Seen != "no answer" || dials != 1 {
+			t.Errorf("%v: verdict %v after %d dials, %+v", silence, v, dials, c)
+		}
+	}
 }

@@ -24,6 +24,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
@@ -98,7 +99,7 @@ func (pr prober) send(ctx context.Context, what string, to target, links []*link
 	switch {
 	case c.OK:
 		c.Seen = fmt.Sprintf("reached the agent in %d ms", time.Since(began).Milliseconds())
-	case errors.Is(err, context.DeadlineExceeded):
+	case transport.CodeOf(err) == transport.CodeTimeout:
 		c.Seen = "no answer"
 		if v == probeUnknown {
 			v = probeTimedOut
