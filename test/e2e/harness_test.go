@@ -457,11 +457,12 @@ func (l *laptop) hosts(t *testing.T, url string, requests int) map[string]int {
 func (l *laptop) connect(t *testing.T, args ...string) result {
 	t.Helper()
 	r := l.run(t, append([]string{"kubevpn", "connect"}, args...)...)
-	if r.code == int(api.ExitNetstack) {
-		l.world.logFlows(t)
-	}
 	if r.code != 0 {
-		t.Fatal(r)
+		t.Error(r) // first, because only the beginning of a long output is kept
+		if r.code == int(api.ExitNetstack) {
+			l.world.logFlows(t)
+		}
+		t.FailNow()
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
