@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/workloads"
 	"kubevpn/pkg/wakeup"
 )
@@ -80,10 +81,12 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 		APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID,
 	}}
 	services := c.kube.CoreV1().Services(s.Namespace)
-	// given turns a missing permission into a reason.
+	// given turns a missing permission, a quota or a policy into a reason.
 	given := func(verb string, err error) (noService, error) {
-		if apierrors.IsForbidden(err) {
+		if _, _, denied := cluster.Denial(err); denied {
 			return noService("you may not " + verb + " Services in the namespace " + s.Namespace), nil
+		} else if apierrors.IsForbidden(err) {
+			return noService("the cluster does not admit its Service: " + api.CleanLine(err.Error())), nil
 		}
 		return "", err
 	}

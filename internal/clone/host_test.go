@@ -1,6 +1,7 @@
 package clone
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 
@@ -9,6 +10,12 @@ import (
 
 	"kubevpn/internal/api"
 )
+
+// notAllowed is the API server's error for a request that the user's roles do not allow.
+func notAllowed(verb, resource, name string) error {
+	return apierrors.NewForbidden(corev1.Resource(resource), name,
+		fmt.Errorf("User %q cannot %s resource %q in API group \"\" in the namespace %q", "ann", verb, resource, "shop"))
+}
 
 // TestServiceThatCannotBeChangedIsNoted checks that a clone has no name if the user may not read or update the
 // Service of an earlier clone.
@@ -19,7 +26,7 @@ func TestServiceThatCannotBeChangedIsNoted(t *testing.T) {
 				left := &corev1.Service{ObjectMeta: inShop("web-ann")}
 				left.Labels = map[string]string{labelManagedBy: managedBy, labelClone: "web-ann"}
 				w := newWorld(left)
-				w.fail(verb, "services", func() error { return apierrors.NewForbidden(corev1.Resource("services"), "web-ann", nil) })
+				w.fail(verb, "services", func() error { return notAllowed(verb, "services", "web-ann") })
 				r := w.run(t, api.CloneSpec{})
 				r.have(pod("web-ann-1", corev1.PodRunning))
 				<-r.Begun()

@@ -1,6 +1,7 @@
 package clone
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -107,16 +108,18 @@ func TestServiceWithoutPortsIsHeadless(t *testing.T) {
 func TestCloneRunsWithoutService(t *testing.T) {
 	for _, tt := range []struct {
 		name, note string
-		forbidden  bool
+		refusal    error
 	}{
-		{"mine", "the clone has no name in DNS: you may not create Services in the namespace shop", true},
+		{"mine", "the clone has no name in DNS: you may not create Services in the namespace shop", notAllowed("create", "services", "mine")},
+		{"mine", `the clone has no name in DNS: the cluster does not admit its Service: services "mine" is forbidden: exceeded quota: all, requested: services=1, used: services=1, limited: services=1`,
+			apierrors.NewForbidden(corev1.Resource("services"), "mine", errors.New("exceeded quota: all, requested: services=1, used: services=1, limited: services=1"))},
 		{"7zip", "the clone has no name in DNS: its name is not valid for a Service: a DNS-1035 label must consist of lower case alphanumeric characters or '-', " +
-			"start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')", false},
+			"start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')", nil},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld()
-			if tt.forbidden {
-				w.fail("create", "services", func() error { return apierrors.NewForbidden(corev1.Resource("services"), "mine", nil) })
+			if tt.refusal != nil {
+				w.fail("create", "services", func() error { return tt.refusal })
 			}
 			r := w.run(t, api.CloneSpec{Name: tt.name})
 			r.have(pod("a", corev1.PodRunning))
