@@ -471,17 +471,17 @@ func pulledAgain(t *testing.T, l *laptop, ns string) {
 	if r := l.run(t, "kubevpn", "connect", "--manager-namespace", ns, "--image", late); r.code != int(api.ExitImagePull) {
 		t.Fatal(r)
 	}
-	testenv.Eventually(t, 90*time.Second, func() error { // after the third attempt the kubelet waits for 40 s
+	testenv.Eventually(t, 90*time.Second, func() error { // after the second attempt the kubelet waits for 20 s
 		out, err := l.tryKubectl(t.Context(), "-n", ns, "get", "events", "-o",
 			`jsonpath={range .items[?(@.reason=="Pulling")]}{.message} {.count};{end}`)
-		if err == nil && !regexp.MustCompile(regexp.QuoteMeta(late)+`" [3-9];`).MatchString(out) {
+		if err == nil && !regexp.MustCompile(regexp.QuoteMeta(late)+`" [2-9];`).MatchString(out) {
 			return fmt.Errorf("attempts: %s", out)
 		}
 		return err
 	})
 	l.loadVersion(t, late, "")
 	r := l.connect(t, "--manager-namespace", ns, "--image", late)
-	if r.took > 20*time.Second {
+	if r.took > 10*time.Second {
 		t.Errorf("connect waited for the kubelet: %v", r)
 	}
 	t.Logf("pulled again after %v", r.took.Round(time.Millisecond))

@@ -31,8 +31,6 @@ var once = []suite{
 	{"traces", tracesSuite},
 	{"foreground", foregroundSuite},
 	{"overlap", overlapSuite},
-	{"resolved", resolvedSuite},
-	{"resolvconf", resolvConfSuite},
 	{"domains", domainsSuite},
 	{"roundtrips", roundTripsSuite},
 	{"faults", faultsSuite},
@@ -41,11 +39,14 @@ var once = []suite{
 	{"two", twoSuite},
 }
 
-// below runs on one cluster and in one netstack. It tests what lies below both: the rights of users on a laptop, and how
-// kubevpn chooses and changes transports. In both netstacks, the suite faults moves flows from transport to transport.
+// below runs on one cluster and in one netstack. It tests what lies below both: the rights of users on a laptop, how
+// kubevpn chooses and changes transports, and how a machine resolves names, for which gvisor receives the packets in
+// either. In both netstacks, the suite faults moves flows from transport to transport.
 var below = []suite{
 	{"user", userSuite},
 	{"transports", transportsSuite},
+	{"resolved", resolvedSuite},
+	{"resolvconf", resolvConfSuite},
 }
 
 // installing runs on one cluster and in one netstack. It tests what precedes any packet: the messages when a
