@@ -12,19 +12,31 @@ type ConnectRequest struct {
 	// Kubeconfig contains one context. File paths are absolute. A credential plugin has the environment of the CLI.
 	Kubeconfig []byte `json:"kubeconfig"`
 	// Credential is the result of the credential plugin on the user's terminal. Nil: the kubeconfig has no plugin.
-	Credential       *Credential `json:"credential,omitempty"`
-	Context          string      `json:"context"`
-	Namespace        string      `json:"namespace"`
-	ManagerNamespace string      `json:"managerNamespace"` // empty: "kubevpn", else the current namespace
-	Image            string      `json:"image"`
-	Upgrade          bool        `json:"upgrade,omitempty"`
+	Credential *Credential `json:"credential,omitempty"`
+	Context    string      `json:"context"`
+	Namespace  string      `json:"namespace"`
+	Upgrade    bool        `json:"upgrade,omitempty"`
+	ConnectSettings
+	Consent Consent `json:"consent,omitzero"` // the stored consent for this cluster
+	// Settings are those of ConnectSettings and of the intercept, with their origins. With the origin cluster,
+	// ExtraCIDRs and ExtraDomains need the user's consent.
+	Settings []Setting `json:"settings,omitempty"`
+	// Use accepts an existing connection as it is: its namespace stays, and the daemon warns only about other settings
+	// that flags set.
+	Use bool `json:"use,omitempty"`
+}
+
+// ConnectSettings are the settings of the user (internal/config) that a connection has.
+type ConnectSettings struct {
+	ManagerNamespace string `json:"managerNamespace"` // empty: "kubevpn", else the current namespace
+	Image            string `json:"image"`            // of the traffic manager; empty: not set
 	// NetstackAuto (also when empty), NetstackGVisor or NetstackSystem
 	Netstack string `json:"netstack"`
 	// TransportAuto (also when empty), TransportPortForward, TransportAPIProxy or TransportDirect
 	Transport    string         `json:"transport,omitempty"`
-	Scheduler    string         `json:"scheduler"`
-	ExtraCIDRs   []netip.Prefix `json:"extraCIDRs,omitempty"`
-	ExcludeCIDRs []netip.Prefix `json:"excludeCIDRs,omitempty"`
+	Scheduler    string         `json:"scheduler"`              // of balancer: its name in IPVS
+	ExtraCIDRs   []netip.Prefix `json:"extraCIDRs,omitempty"`   // masked; routed into the tunnel, too
+	ExcludeCIDRs []netip.Prefix `json:"excludeCIDRs,omitempty"` // masked; never routed into the tunnel
 	// Cluster DNS answers names under ExtraDomains, and never those under ExcludeDomains. In lower case, without dots
 	// at their ends.
 	ExtraDomains   []string `json:"extraDomains,omitempty"`
@@ -32,13 +44,6 @@ type ConnectRequest struct {
 	// ports that other laptops may connect to; none by default
 	AllowInbound []Inbound `json:"allowInbound,omitempty"`
 	Objects      Objects   `json:"objects,omitzero"`
-	Consent      Consent   `json:"consent,omitzero"` // the stored consent for this cluster
-	// Settings are those of the fields above and of the intercept, with their origins. With the origin cluster,
-	// ExtraCIDRs and ExtraDomains need the user's consent.
-	Settings []Setting `json:"settings,omitempty"`
-	// Use accepts an existing connection as it is: its namespace stays, and the daemon warns only about other settings
-	// that flags set.
-	Use bool `json:"use,omitempty"`
 }
 
 // Objects are what policies of the cluster demand of the objects that kubevpn creates, each as NAME=VALUE. A name in

@@ -15,11 +15,10 @@ import (
 )
 
 type configOptions struct {
-	app      *app
-	kube     kubeFlags
-	settings settingFlags
-	origins  bool
-	output   *format
+	app     *app
+	kube    kubeFlags
+	origins bool
+	output  *format
 }
 
 func newConfig(a *app) *cobra.Command {
@@ -49,19 +48,19 @@ func newConfig(a *app) *cobra.Command {
 	view.Flags().BoolVar(&o.origins, "show-origin", false, "print all settings, with the origin of each value")
 	o.output.addTo(view)
 	o.kube.addTo(view, a)
-	section(view, sectionConnection, func(*pflag.FlagSet) { o.settings.addTo(view, config.KeyManagerNamespace) })
+	section(view, sectionConnection, func(*pflag.FlagSet) { config.AddFlags(view, config.KeyManagerNamespace) })
 	cmd.AddCommand(view)
 	return cmd
 }
 
 func (o *configOptions) view(ctx context.Context) error {
-	cfg, err := o.settings.load(o.app)
+	cfg, err := o.kube.settings(o.app)
 	if err != nil {
 		return err
 	}
 	p := o.app.newProgress()
 	defer p.stop()
-	resolved, _, _, err := o.settings.resolve(ctx, o.app, &o.kube, p.show, nil)
+	resolved, _, _, err := o.kube.resolve(ctx, o.app, p.show, nil)
 	p.stop()
 	switch {
 	case ctx.Err() != nil:

@@ -170,10 +170,9 @@ func join[T any](list []T) string {
 
 // connectFlags select the cluster and the settings of a connection.
 type connectFlags struct {
-	kube     kubeFlags
-	settings settingFlags
-	upgrade  bool
-	here     bool // this process connects, and not the daemon
+	kube    kubeFlags
+	upgrade bool
+	here    bool // this process connects, and not the daemon
 
 	// request sets these.
 	cluster *cluster.Cluster
@@ -201,7 +200,7 @@ func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
 func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
 	section(cmd, sectionConnection, func(flags *pflag.FlagSet) {
-		f.settings.addTo(cmd, slices.Concat(config.ConnectionKeys(), config.ObjectKeys(), []config.Key{config.KeyYes},
+		config.AddFlags(cmd, slices.Concat(config.ConnectionKeys(), config.ObjectKeys(), []config.Key{config.KeyYes},
 			more)...)
 		flags.BoolVar(&f.upgrade, "upgrade", false,
 			"replace a traffic manager of another version; interrupts the connections of all users")
@@ -214,104 +213,36 @@ func (f *connectFlags) request(ctx context.Context, a *app,
 	prepare := func(ctx context.Context, cfg config.Config, l login) {
 		a.prepare(ctx, api.ConnectRequest{
 			Kubeconfig: l.Kubeconfig, Credential: l.Credential, Namespace: l.Prepared.Namespace,
-			ManagerNamespace: cfg.ManagerNamespace,
+			ConnectSettings: cfg.ConnectSettings,
 		})
 	}
 	if f.here {
 		prepare = nil
 	}
-	cfg, c, prepared, err := f.settings.resolve(ctx, a, &f.kube, on, prepare)
+	cfg, c, prepared, err := f.kube.resolve(ctx, a, on, prepare)
 	if err != nil {
 		return api.ConnectRequest{}, cfg, err
 	}
 	f.cluster, f.yes = c, cfg.Yes
 	return api.ConnectRequest{
 		Kubeconfig: prepared.Kubeconfig, Credential: prepared.Credential, Context: prepared.Context,
-		Namespace:        prepared.Namespace,
-		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: f.upgrade,
-		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs,
-		ExcludeCIDRs: cfg.ExcludeCIDRs, ExtraDomains: cfg.ExtraDomains, ExcludeDomains: cfg.ExcludeDomains,
-		AllowInbound: cfg.AllowInbound, Objects: cfg.Objects, Settings: cfg.Settings(),
+		Namespace: prepared.Namespace, Upgrade: f.upgrade, ConnectSettings: cfg.ConnectSettings,
+		Settings: cfg.Settings(),
 	}, cfg, nil
-}
-
-// settingFlags are flags for settings that the configuration file and the environment can also set.
-type settingFlags struct {
-	cmd  *cobra.Command
-	keys []config.Key
-}
-
-func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
-	s.cmd, s.keys = cmd, keys
-	flags, defaults := cmd.Flags(), config.Default()
-	for _, key := range keys {
-		name := key.FlagName()
-		choice := func(allowed []string, usage string) { // the first is the default
-			flags.String(name, allowed[0], usage+": "+strings.Join(allowed, ", "))
-			complete(cmd, name, allowed...)
-		}
-		list := func(usage string) { flags.StringSlice(name, nil, usage+"; may be repeated") }
-		switch key {
-		case config.KeyImage:
-			flags.String(name, defaults.Image, "image of the traffic manager, if this command installs it")
-		case config.KeyManagerNamespace:
-			flags.String(name, "",
-				"namespace of the traffic manager (default: \"kubevpn\", else the current namespace)")
-		case config.KeyNetstack:
-			choice(config.Netstacks(), "how packets reach the cluster")
-		case config.KeyTransport:
-			choice(config.Transports(), "transport to the traffic manager")
-		case config.KeyMode:
-			choice(config.Modes(), "how the traffic agent is added to the pods")
-		case config.KeyScheduler:
-			choice(config.Schedulers(), "how the traffic manager chooses an endpoint of a Service")
-		case config.KeyExtraCIDRs:
-			list("additional network to route into the cluster")
-		case config.KeyExcludeCIDRs:
-			list("network that is not routed into the cluster")
-		case config.KeyExtraDomains:
-			list("domain whose names cluster DNS answers and whose addresses are routed into the cluster")
-		case config.KeyExcludeDomains:
-			list("domain whose names cluster DNS never answers")
-		case config.KeyAllowInbound:
-			list("port of this machine that other laptops may connect to: 8080, 8080/udp or all")
-		case config.KeyYes:
-			flags.BoolP(name, "y", false,
-				"give your consent without a question, for example to a traffic manager that another user installed")
-		case config.KeyRequireMatch:
-			list("reject an intercept without --headers, --path and --method: true, false, NAMESPACE or " +
-				"NAMESPACE=false")
-			flags.Lookup(name).NoOptDefVal = "true"
-		case config.KeyRedact:
-			list("header whose values kubevpn hides, in addition to secrets that it recognizes; none: hide nothing")
-		case config.KeyMetricsListen:
-			flags.String(name, "", "loopback address and port at which the daemon serves /metrics, for Prometheus, "+
-				"until 'kubevpn quit'")
-		case config.KeyLabels:
-			list("label NAME=VALUE of the objects that kubevpn creates, if a policy demands it")
-		case config.KeyAnnotations:
-			list("annotation NAME=VALUE of the objects that kubevpn creates")
-		case config.KeyResources:
-			list("limits.NAME=QUANTITY or requests.NAME=QUANTITY of the traffic manager, if this command installs " +
-				"it, and of agents in sidecar mode, such as limits.cpu=500m")
-		case config.KeySSHJump:
-			list("SSH jump host before the API server, [USER@]HOST[:PORT]")
-		}
-	}
 }
 
 // resolve logs in and returns the settings, with the client defaults of the cluster. It warns about defaults that it
 // cannot use. While it waits for the API server, it calls prepare, unless that is nil, with the settings before the
 // defaults.
-func (s *settingFlags) resolve(ctx context.Context, a *app, kube *kubeFlags, on func(api.Event),
+func (k *kubeFlags) resolve(ctx context.Context, a *app, on func(api.Event),
 	prepare func(context.Context, config.Config, login)) (config.Config, *cluster.Cluster, cluster.Prepared, error) {
-	cfg, err := s.load(a)
+	cfg, err := k.settings(a)
 	if err != nil {
 		return cfg, nil, cluster.Prepared{}, err
 	}
 	var defaults install.Defaults
 	var failed error
-	c, prepared, err := kube.loginBeside(ctx, a, on, cfg.ManagerNamespace,
+	c, prepared, err := k.loginBeside(ctx, a, on, cfg.ManagerNamespace,
 		func(ctx context.Context, l login) {
 			if prepare != nil {
 				prepare(ctx, cfg, l)
@@ -334,28 +265,18 @@ func (s *settingFlags) resolve(ctx context.Context, a *app, kube *kubeFlags, on 
 	return cfg, c, prepared, nil
 }
 
-// load returns the settings, with the flags that were set.
-func (s *settingFlags) load(a *app) (config.Config, error) {
+// settings returns the settings, with the flags that were set.
+func (k *kubeFlags) settings(a *app) (config.Config, error) {
 	paths, err := a.paths()
 	if err != nil {
 		return config.Config{}, err
 	}
 	cfg, err := config.Load(paths.ConfigFile, a.lookup)
+	if err == nil {
+		err = cfg.ApplyFlags(k.cmd.Flags())
+	}
 	if err != nil {
 		return config.Config{}, err
-	}
-	for _, key := range append(slices.Clip(s.keys), config.KeySSHJump) { // kubeFlags defines the last one
-		flag := s.cmd.Flags().Lookup(key.FlagName())
-		if flag == nil || !flag.Changed {
-			continue
-		}
-		values := []string{flag.Value.String()}
-		if list, ok := flag.Value.(interface{ GetSlice() []string }); ok {
-			values = list.GetSlice()
-		}
-		if err := cfg.SetFlag(key, values); err != nil {
-			return config.Config{}, err
-		}
 	}
 	return cfg, cfg.CheckDomains()
 }

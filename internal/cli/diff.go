@@ -119,7 +119,7 @@ func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Eve
 	if o.requests < 0 || o.duration < 0 {
 		return api.Errorf(api.ExitUsage, "--requests and --for must not be negative")
 	}
-	cfg, err := o.flags.settings.load(o.app)
+	cfg, err := o.flags.kube.settings(o.app)
 	if err != nil {
 		return err
 	}

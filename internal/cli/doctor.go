@@ -18,10 +18,9 @@ import (
 )
 
 type doctorOptions struct {
-	app      *app
-	kube     kubeFlags
-	settings settingFlags
-	output   *format
+	app    *app
+	kube   kubeFlags
+	output *format
 }
 
 func newDoctor(a *app) *cobra.Command {
@@ -45,7 +44,7 @@ func newDoctor(a *app) *cobra.Command {
 	}
 	o.kube.addTo(cmd, a)
 	section(cmd, sectionConnection, func(*pflag.FlagSet) {
-		o.settings.addTo(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs)
+		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs)
 	})
 	o.output.addTo(cmd)
 	return cmd
@@ -91,7 +90,8 @@ func (o *doctorOptions) config() (doctor.Config, error) {
 	if cfg.Paths, err = o.app.paths(); err != nil {
 		return cfg, err
 	}
-	cfg.Settings, err = o.settings.load(o.app)
+	settings, err := o.kube.settings(o.app)
+	cfg.Settings = settings.ConnectSettings
 	return cfg, err
 }
 

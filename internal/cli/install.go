@@ -14,13 +14,12 @@ import (
 )
 
 type installOptions struct {
-	app      *app
-	kube     kubeFlags
-	settings settingFlags
-	upgrade  bool
-	dryRun   bool
-	expose   string
-	ranges   []string
+	app     *app
+	kube    kubeFlags
+	upgrade bool
+	dryRun  bool
+	expose  string
+	ranges  []string
 }
 
 func newInstall(a *app) *cobra.Command {
@@ -44,7 +43,7 @@ func newInstall(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, append(config.ObjectKeys(), config.KeyManagerNamespace, config.KeyImage, config.KeyYes)...)
+	config.AddFlags(cmd, append(config.ObjectKeys(), config.KeyManagerNamespace, config.KeyImage, config.KeyYes)...)
 	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false,
 		"replace a traffic manager of another version; interrupts the connections of all users")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false,
@@ -59,7 +58,7 @@ func newInstall(a *app) *cobra.Command {
 }
 
 func (o *installOptions) run(ctx context.Context) error {
-	cfg, err := o.settings.load(o.app)
+	cfg, err := o.kube.settings(o.app)
 	if err != nil {
 		return err
 	}

@@ -13,10 +13,10 @@ import (
 	"kubevpn/internal/config"
 )
 
-// kubeFlags select the cluster and the user, like the flags of kubectl.
+// kubeFlags select the cluster and the user, like the flags of kubectl, and the settings.
 type kubeFlags struct {
-	in   cluster.Inputs
-	jump settingFlags
+	in  cluster.Inputs
+	cmd *cobra.Command
 }
 
 func (k *kubeFlags) addTo(cmd *cobra.Command, a *app) {
@@ -28,6 +28,7 @@ func (k *kubeFlags) addTo(cmd *cobra.Command, a *app) {
 func (k *kubeFlags) addClusterTo(cmd *cobra.Command) { k.bind(cmd, clientcmd.FlagInfo{}) }
 
 func (k *kubeFlags) bind(cmd *cobra.Command, namespace clientcmd.FlagInfo) {
+	k.cmd = cmd
 	section(cmd, sectionCluster, func(flags *pflag.FlagSet) {
 		names := clientcmd.RecommendedConfigOverrideFlags("")
 		names.ContextOverrideFlags.Namespace = namespace
@@ -42,7 +43,7 @@ func (k *kubeFlags) bind(cmd *cobra.Command, namespace clientcmd.FlagInfo) {
 				f.Usage = usage
 			}
 		}
-		k.jump.addTo(cmd, config.KeySSHJump)
+		config.AddFlags(cmd, config.KeySSHJump)
 	})
 	for flag, names := range map[string]func(*clientcmdapi.Config) []string{
 		clientcmd.FlagContext: func(c *clientcmdapi.Config) []string {
@@ -91,7 +92,7 @@ func (k *kubeFlags) chosen() bool {
 }
 
 func (k *kubeFlags) prepare(a *app) (cluster.Prepared, error) {
-	cfg, err := k.jump.load(a)
+	cfg, err := k.settings(a)
 	if err != nil {
 		return cluster.Prepared{}, err
 	}

@@ -20,12 +20,11 @@ import (
 )
 
 type reportOptions struct {
-	app      *app
-	kube     kubeFlags
-	settings settingFlags
-	file     string
-	timeout  time.Duration // for the first answer of the API server; 0: none
-	output   *format
+	app     *app
+	kube    kubeFlags
+	file    string
+	timeout time.Duration // for the first answer of the API server; 0: none
+	output  *format
 }
 
 func newReport(a *app) *cobra.Command {
@@ -49,7 +48,7 @@ func newReport(a *app) *cobra.Command {
 	cmd.Flags().StringVar(&o.file, "file", "",
 		"file to create, which must not exist (default: kubevpn-report-TIME.tar.gz in the current directory)")
 	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, config.KeyManagerNamespace)
+	config.AddFlags(cmd, config.KeyManagerNamespace)
 	o.output.addTo(cmd)
 	return cmd
 }
@@ -135,7 +134,7 @@ func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr 
 	}
 	v, err := o.app.version(ctx)
 	add("version.json", "the versions of kubevpn", v, err)
-	cfg, err := o.settings.load(o.app)
+	cfg, err := o.kube.settings(o.app)
 	add("settings.json", "the settings, without those of the cluster", cfg.Settings(), err)
 	add("status.json", "the status of the daemon", status, statusErr)
 	paths, err := o.app.paths()
@@ -149,7 +148,7 @@ func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr 
 func (o *reportOptions) findings(ctx context.Context, c *cluster.Cluster, prepared cluster.Prepared,
 	failed error) report.Part {
 	p := report.Part{Name: "doctor.txt", About: "what `kubevpn doctor` finds"}
-	cfg, err := (&doctorOptions{app: o.app, kube: o.kube, settings: o.settings}).config()
+	cfg, err := (&doctorOptions{app: o.app, kube: o.kube}).config()
 	if err != nil {
 		p.Err = err
 		return p
@@ -173,7 +172,7 @@ func (o *reportOptions) cluster(ctx context.Context, c *cluster.Cluster, prepare
 	if err != nil {
 		return []report.Part{{Name: "cluster.txt", About: "the cluster, the traffic manager and the agents", Err: err}}
 	}
-	cfg, _ := o.settings.load(o.app) // settings.json has the error
+	cfg, _ := o.kube.settings(o.app) // settings.json has the error
 	from := report.Cluster{Cluster: c, Timeout: o.timeout, ManagerNamespace: cfg.ManagerNamespace,
 		Namespace: prepared.Namespace}
 	for _, i := range status.Intercepts {

@@ -21,13 +21,12 @@ import (
 )
 
 type requestsOptions struct {
-	app      *app
-	req      api.RequestsRequest
-	kube     kubeFlags
-	settings settingFlags
-	body     bodyLimit
-	count    int
-	output   *format
+	app    *app
+	req    api.RequestsRequest
+	kube   kubeFlags
+	body   bodyLimit
+	count  int
+	output *format
 }
 
 func newRequests(a *app) *cobra.Command {
@@ -72,7 +71,7 @@ func newRequests(a *app) *cobra.Command {
 		api.MaxRecordedBody>>10))
 	flags.Lookup("body").NoOptDefVal = fmt.Sprintf("%dKi", api.DefaultRecordedBody>>10)
 	flags.IntVar(&o.count, "count", 0, "end after so many requests (default: no limit)")
-	o.settings.addTo(cmd, config.KeyRedact)
+	config.AddFlags(cmd, config.KeyRedact)
 	o.kube.addClusterTo(cmd)
 	flags.StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default: any)")
 	completeWith(cmd, "namespace", a.completeInterceptNamespaces)
@@ -99,7 +98,7 @@ func (b *bodyLimit) Set(s string) error {
 var errEnough = errors.New("enough requests")
 
 func (o *requestsOptions) run(ctx context.Context) error {
-	cfg, err := o.settings.load(o.app)
+	cfg, err := o.kube.settings(o.app)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,6 @@ type resetOptions struct {
 	app       *app
 	workloads []string
 	kube      kubeFlags
-	settings  settingFlags
 	output    *format
 }
 
@@ -40,15 +39,15 @@ func newReset(a *app) *cobra.Command {
 		ValidArgsFunction: o.kube.completeWorkloads(a),
 	}
 	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyYes)
-	cmd.Flags().Lookup(config.KeyImage.FlagName()).Usage = "image of the traffic agent that removes the intercepts " +
+	config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyYes)
+	cmd.Flags().Lookup("image").Usage = "image of the traffic agent that removes the intercepts " +
 		"(default: the traffic manager's)"
 	o.output.addTo(cmd)
 	return cmd
 }
 
 func (o *resetOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	cfg, err := o.settings.load(o.app)
+	cfg, err := o.kube.settings(o.app)
 	if err != nil {
 		return err
 	}

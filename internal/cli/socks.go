@@ -10,13 +10,12 @@ import (
 	"net/url"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/config"
 )
 
 // asProxy makes a connection that only serves a proxy, and keeps it until Ctrl-C.
 func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet func()) error {
-	for _, key := range []config.Key{config.KeyNetstack, config.KeyAllowInbound} {
-		if name := key.FlagName(); o.flags.settings.cmd.Flags().Changed(name) {
+	for _, name := range []string{"netstack", "allow-inbound"} {
+		if o.flags.kube.cmd.Flags().Changed(name) {
 			return api.Errorf(api.ExitUsage, "--%s cannot be combined with --socks", name).
 				WithHint("a proxy has no device for packets; remove --%s", name)
 		}

@@ -17,12 +17,11 @@ import (
 )
 
 type uiOptions struct {
-	app      *app
-	kube     kubeFlags
-	settings settingFlags
-	output   *format
-	stop     bool
-	noOpen   bool
+	app    *app
+	kube   kubeFlags
+	output *format
+	stop   bool
+	noOpen bool
 }
 
 func newUI(a *app) *cobra.Command {
@@ -47,7 +46,7 @@ func newUI(a *app) *cobra.Command {
 	cmd.Flags().BoolVar(&o.stop, "stop", false, "end the page")
 	o.kube.addTo(cmd, a)
 	section(cmd, sectionConnection, func(*pflag.FlagSet) {
-		o.settings.addTo(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs,
+		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs,
 			config.KeyRedact)
 	})
 	o.output.addTo(cmd)
@@ -92,7 +91,7 @@ func (o *uiOptions) request() (api.PageRequest, error) {
 	if o.stop {
 		return api.PageRequest{Stop: true}, nil
 	}
-	cfg, err := o.settings.load(o.app)
+	cfg, err := o.kube.settings(o.app)
 	if err != nil {
 		return api.PageRequest{}, err
 	}
@@ -103,8 +102,8 @@ func (o *uiOptions) request() (api.PageRequest, error) {
 	}
 	req.Cluster = prepared.Cluster
 	req.Connect = api.ConnectRequest{
-		Kubeconfig: prepared.Kubeconfig, Context: prepared.Context, Namespace: prepared.Namespace, Image: cfg.Image,
-		ManagerNamespace: cfg.ManagerNamespace, ExtraCIDRs: cfg.ExtraCIDRs, ExcludeCIDRs: cfg.ExcludeCIDRs,
+		Kubeconfig: prepared.Kubeconfig, Context: prepared.Context, Namespace: prepared.Namespace,
+		ConnectSettings: cfg.ConnectSettings,
 	}
 	return req, nil
 }

@@ -12,10 +12,9 @@ import (
 )
 
 type uninstallOptions struct {
-	app      *app
-	kube     kubeFlags
-	settings settingFlags
-	force    bool
+	app   *app
+	kube  kubeFlags
+	force bool
 }
 
 func newUninstall(a *app) *cobra.Command {
@@ -34,13 +33,13 @@ func newUninstall(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, config.KeyManagerNamespace)
+	config.AddFlags(cmd, config.KeyManagerNamespace)
 	cmd.Flags().BoolVar(&o.force, "force", false, "remove the traffic manager even if laptops are connected")
 	return cmd
 }
 
 func (o *uninstallOptions) run(ctx context.Context) error {
-	cfg, err := o.settings.load(o.app)
+	cfg, err := o.kube.settings(o.app)
 	if err != nil {
 		return err
 	}

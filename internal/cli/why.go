@@ -24,14 +24,13 @@ import (
 )
 
 type whyOptions struct {
-	app      *app
-	kube     kubeFlags
-	settings settingFlags
-	output   *format
-	headers  []string
-	method   string
-	from     string
-	timeout  time.Duration
+	app     *app
+	kube    kubeFlags
+	output  *format
+	headers []string
+	method  string
+	from    string
+	timeout time.Duration
 }
 
 func newWhy(a *app) *cobra.Command {
@@ -76,7 +75,7 @@ func newWhy(a *app) *cobra.Command {
 	complete(cmd, "method", "GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 	o.kube.addTo(cmd, a)
 	flags.Lookup("namespace").Usage = "namespace of the workload of --from"
-	o.settings.addTo(cmd, config.KeyYes)
+	config.AddFlags(cmd, config.KeyYes)
 	flags.Lookup("yes").Usage = "with --from: add the container without a question"
 	o.output.addTo(cmd)
 	return cmd
@@ -172,7 +171,7 @@ func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *wh
 // source lets a pod of --from send the request. It asks the user before it adds a container.
 func (o *whyOptions) source(ctx context.Context, c *cluster.Cluster, namespace string, cfg *why.Config,
 	p progress) error {
-	settings, err := o.settings.load(o.app)
+	settings, err := o.kube.settings(o.app)
 	if err != nil {
 		return err
 	}

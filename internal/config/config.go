@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -23,23 +26,13 @@ import (
 
 // Config contains the settings of commands such as `connect`, `proxy` and `install`. Copies share slices and maps.
 type Config struct {
-	Image            string         // of the traffic manager; empty: not set
-	ManagerNamespace string         // empty: "kubevpn" if the user has access to it, else the current namespace
-	Scheduler        string         // one of Schedulers
-	Netstack         string         // one of Netstacks
-	Transport        string         // one of Transports
-	Mode             string         // one of Modes
-	ExtraCIDRs       []netip.Prefix // masked; routed into the tunnel in addition to the networks of the cluster
-	ExcludeCIDRs     []netip.Prefix // masked; never routed into the tunnel
-	ExtraDomains     []string       // in lower case, no dots at their ends; cluster DNS answers names under them
-	ExcludeDomains   []string       // likewise; cluster DNS never does
-	AllowInbound     []api.Inbound  // ports of this laptop that other laptops may connect to
-	Yes              bool           // give consent to clusters without a question
-	RequireMatch     MatchRule      // where an intercept must select requests
-	SSHJump          sshjump.Hosts  // before the API server
-	MetricsListen    string         // loopback address and port for /metrics; empty: none
-	Objects          api.Objects    // what policies demand of the objects that kubevpn creates
-	Redact           []string       // more headers whose values `kubevpn requests` does not show: see api.Secrets
+	api.ConnectSettings
+	Mode          string        // one of Modes
+	Yes           bool          // give consent to clusters without a question
+	RequireMatch  MatchRule     // where an intercept must select requests
+	SSHJump       sshjump.Hosts // before the API server
+	MetricsListen string        // loopback address and port for /metrics; empty: none
+	Redact        []string      // more headers whose values `kubevpn requests` does not show: see api.Secrets
 
 	origins map[Key]origin // a key that it lacks has the built-in default
 }
@@ -53,12 +46,14 @@ type origin struct {
 // Default returns the configuration without any settings of the user.
 func Default() Config {
 	return Config{
-		Image:     version.Image(),
-		Scheduler: Schedulers()[0],
-		Netstack:  Netstacks()[0],
-		Transport: Transports()[0],
-		Mode:      Modes()[0],
-		origins:   map[Key]origin{},
+		ConnectSettings: api.ConnectSettings{
+			Image:     version.Image(),
+			Scheduler: Schedulers()[0],
+			Netstack:  Netstacks()[0],
+			Transport: Transports()[0],
+		},
+		Mode:    Modes()[0],
+		origins: map[Key]origin{},
 	}
 }
 
@@ -115,7 +110,7 @@ func Transports() []string {
 // Modes returns the ways to add a traffic agent to pods. The first, the default, chooses one of the others.
 func Modes() []string { return []string{api.ModeAuto, api.ModeEphemeral, api.ModeSidecar} }
 
-// Key is the name of a setting in the file. FlagName returns the name of its flag.
+// Key is the name of a setting in the file.
 type Key string
 
 // The settings.
@@ -144,10 +139,12 @@ const (
 // setting describes a Key: its flag, its environment variable, and how to set and print it.
 type setting struct {
 	key     Key
-	flag    string // without "--"
-	env     string
-	list    bool // accepts several values, separated by commas in the environment
-	cluster bool // the client defaults of the cluster may set it
+	flag    string   // without "--"
+	usage   string   // of the flag
+	env     string   // KUBEVPN_ and the key: KUBEVPN_EXTRA_CIDRS for extraCIDRs
+	choices []string // the valid values, if not nil; the first is the default
+	list    bool     // accepts several values, separated by commas in the environment
+	cluster bool     // the client defaults of the cluster may set it
 	// a connection has it from its beginning to its end: another request cannot change it
 	connection bool
 	set        func(c *Config, values []string) error
@@ -156,67 +153,53 @@ type setting struct {
 
 func settings() []setting {
 	return []setting{
-		text(KeyImage, "image", "KUBEVPN_IMAGE", func(c *Config) *string { return &c.Image }),
-		text(KeyManagerNamespace, "manager-namespace", "KUBEVPN_MANAGER_NAMESPACE",
+		value(KeyImage, "image", "image of the traffic manager, if this command installs it", anything,
+			func(c *Config) *string { return &c.Image }),
+		value(KeyManagerNamespace, "manager-namespace",
+			"namespace of the traffic manager (default: \"kubevpn\", else the current namespace)", anything,
 			func(c *Config) *string { return &c.ManagerNamespace }).ofConnection(),
-		choice(KeyScheduler, "scheduler", "KUBEVPN_SCHEDULER", Schedulers(),
+		choice(KeyScheduler, "scheduler", "how the traffic manager chooses an endpoint of a Service", Schedulers(),
 			func(c *Config) *string { return &c.Scheduler }).ofConnection(),
-		choice(KeyNetstack, "netstack", "KUBEVPN_NETSTACK", Netstacks(),
+		choice(KeyNetstack, "netstack", "how packets reach the cluster", Netstacks(),
 			func(c *Config) *string { return &c.Netstack }).ofConnection().fromCluster(),
-		choice(KeyTransport, "transport", "KUBEVPN_TRANSPORT", Transports(),
+		choice(KeyTransport, "transport", "transport to the traffic manager", Transports(),
 			func(c *Config) *string { return &c.Transport }).ofConnection().fromCluster(),
-		choice(KeyMode, "mode", "KUBEVPN_MODE", Modes(), func(c *Config) *string { return &c.Mode }).fromCluster(),
-		list(KeyExtraCIDRs, "extra-cidr", "KUBEVPN_EXTRA_CIDRS", prefix,
+		choice(KeyMode, "mode", "how the traffic agent is added to the pods", Modes(),
+			func(c *Config) *string { return &c.Mode }).fromCluster(),
+		list(KeyExtraCIDRs, "extra-cidr", "additional network to route into the cluster", prefix,
 			func(c *Config) *[]netip.Prefix { return &c.ExtraCIDRs }).ofConnection().fromCluster(),
-		list(KeyExcludeCIDRs, "exclude-cidr", "KUBEVPN_EXCLUDE_CIDRS", prefix,
+		list(KeyExcludeCIDRs, "exclude-cidr", "network that is not routed into the cluster", prefix,
 			func(c *Config) *[]netip.Prefix { return &c.ExcludeCIDRs }).ofConnection().fromCluster(),
-		list(KeyExtraDomains, "extra-domain", "KUBEVPN_EXTRA_DOMAINS", extraDomain,
+		list(KeyExtraDomains, "extra-domain",
+			"domain whose names cluster DNS answers and whose addresses are routed into the cluster", extraDomain,
 			func(c *Config) *[]string { return &c.ExtraDomains }).ofConnection().fromCluster(),
-		list(KeyExcludeDomains, "exclude-domain", "KUBEVPN_EXCLUDE_DOMAINS", domain,
+		list(KeyExcludeDomains, "exclude-domain", "domain whose names cluster DNS never answers", domain,
 			func(c *Config) *[]string { return &c.ExcludeDomains }).ofConnection().fromCluster(),
-		list(KeyAllowInbound, "allow-inbound", "KUBEVPN_ALLOW_INBOUND", inbound,
+		list(KeyAllowInbound, "allow-inbound",
+			"port of this machine that other laptops may connect to: 8080, 8080/udp or all", inbound,
 			func(c *Config) *[]api.Inbound { return &c.AllowInbound }).ofConnection(),
-		{
-			key: KeyYes, flag: "yes", env: "KUBEVPN_YES",
-			set: func(c *Config, v []string) (err error) {
-				if c.Yes, err = strconv.ParseBool(v[0]); err != nil {
-					return fmt.Errorf("%q is invalid: must be true or false", v[0])
-				}
-				return nil
-			},
-			text: func(c *Config) string { return strconv.FormatBool(c.Yes) },
-		},
-		{
-			key: KeyRequireMatch, flag: "require-match", env: "KUBEVPN_REQUIRE_MATCH", list: true, cluster: true,
-			set: func(c *Config, v []string) (err error) {
-				c.RequireMatch, err = parseMatchRule(v)
-				return err
-			},
-			text: func(c *Config) string { return c.RequireMatch.String() },
-		},
-		{
-			key: KeySSHJump, flag: "ssh-jump", env: "KUBEVPN_SSH_JUMP", list: true,
-			set: func(c *Config, v []string) (err error) {
-				c.SSHJump, err = sshjump.Parse(strings.Join(v, ","))
-				return err
-			},
-			text: func(c *Config) string { return c.SSHJump.String() },
-		},
-		list(KeyRedact, "redact", "KUBEVPN_REDACT", headerName, func(c *Config) *[]string { return &c.Redact }),
-		list(KeyLabels, "labels", "KUBEVPN_LABELS", label,
-			func(c *Config) *[]string { return &c.Objects.Labels }).fromCluster(),
-		list(KeyAnnotations, "annotations", "KUBEVPN_ANNOTATIONS", annotation,
+		value(KeyYes, "yes",
+			"give your consent without a question, for example to a traffic manager that another user installed",
+			yesOrNo, func(c *Config) *bool { return &c.Yes }),
+		values(KeyRequireMatch, "require-match", "reject an intercept without --headers, --path and --method: "+
+			"true, false, NAMESPACE or NAMESPACE=false", parseMatchRule,
+			func(c *Config) *MatchRule { return &c.RequireMatch }).fromCluster(),
+		values(KeySSHJump, "ssh-jump", "SSH jump host before the API server, [USER@]HOST[:PORT]",
+			func(v []string) (sshjump.Hosts, error) { return sshjump.Parse(strings.Join(v, ",")) },
+			func(c *Config) *sshjump.Hosts { return &c.SSHJump }),
+		list(KeyRedact, "redact",
+			"header whose values kubevpn hides, in addition to secrets that it recognizes; none: hide nothing",
+			headerName, func(c *Config) *[]string { return &c.Redact }),
+		list(KeyLabels, "labels", "label NAME=VALUE of the objects that kubevpn creates, if a policy demands it",
+			label, func(c *Config) *[]string { return &c.Objects.Labels }).fromCluster(),
+		list(KeyAnnotations, "annotations", "annotation NAME=VALUE of the objects that kubevpn creates", annotation,
 			func(c *Config) *[]string { return &c.Objects.Annotations }).fromCluster(),
-		list(KeyResources, "resources", "KUBEVPN_RESOURCES", quantity,
+		list(KeyResources, "resources", "limits.NAME=QUANTITY or requests.NAME=QUANTITY of the traffic manager, if "+
+			"this command installs it, and of agents in sidecar mode, such as limits.cpu=500m", quantity,
 			func(c *Config) *[]string { return &c.Objects.Resources }).fromCluster(),
-		{
-			key: KeyMetricsListen, flag: "metrics-listen", env: "KUBEVPN_METRICS_LISTEN",
-			set: func(c *Config, v []string) (err error) {
-				c.MetricsListen, err = ParseMetricsListen(v[0])
-				return err
-			},
-			text: func(c *Config) string { return c.MetricsListen },
-		},
+		value(KeyMetricsListen, "metrics-listen",
+			"loopback address and port at which the daemon serves /metrics, for Prometheus, until 'kubevpn quit'",
+			ParseMetricsListen, func(c *Config) *string { return &c.MetricsListen }),
 	}
 }
 
@@ -279,56 +262,65 @@ func (s setting) ofConnection() setting {
 	return s
 }
 
-// text returns a setting with any value.
-func text(key Key, flag, env string, field func(*Config) *string) setting {
-	return setting{
-		key: key, flag: flag, env: env,
-		set: func(c *Config, v []string) error {
-			*field(c) = v[0]
-			return nil
-		},
-		text: func(c *Config) string { return *field(c) },
-	}
+// value returns a setting with one value.
+func value[T any](key Key, flag, usage string, parse func(string) (T, error), field func(*Config) *T) setting {
+	s := values(key, flag, usage, func(v []string) (T, error) { return parse(v[0]) }, field)
+	s.list = false
+	return s
 }
 
 // choice returns a setting whose value is one of allowed.
-func choice(key Key, flag, env string, allowed []string, field func(*Config) *string) setting {
-	s := text(key, flag, env, field)
-	s.set = func(c *Config, v []string) error {
-		if !slices.Contains(allowed, v[0]) {
-			return fmt.Errorf("%q is invalid: must be one of %s", v[0], strings.Join(allowed, ", "))
+func choice(key Key, flag, usage string, allowed []string, field func(*Config) *string) setting {
+	s := value(key, flag, usage+": "+strings.Join(allowed, ", "), func(v string) (string, error) {
+		if !slices.Contains(allowed, v) {
+			return "", fmt.Errorf("%q is invalid: must be one of %s", v, strings.Join(allowed, ", "))
 		}
-		*field(c) = v[0]
-		return nil
+		return v, nil
+	}, field)
+	s.choices = allowed
+	return s
+}
+
+// list returns a setting with several values, each of which parse parses.
+func list[T any](key Key, flag, usage string, parse func(string) (T, error), field func(*Config) *[]T) setting {
+	s := values(key, flag, usage, func(values []string) ([]T, error) {
+		out := make([]T, len(values))
+		for i, v := range values {
+			var err error
+			if out[i], err = parse(v); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}, field)
+	s.text = func(c *Config) string {
+		var all []string
+		for _, v := range *field(c) {
+			all = append(all, fmt.Sprint(v))
+		}
+		return strings.Join(all, ",")
 	}
 	return s
 }
 
-// list returns a setting with several values.
-func list[T any](key Key, flag, env string, parse func(string) (T, error),
-	field func(*Config) *[]T) setting {
+// values returns a setting with several values, which parse parses together.
+func values[T any](key Key, flag, usage string, parse func([]string) (T, error), field func(*Config) *T) setting {
 	return setting{
-		key: key, flag: flag, env: env, list: true,
+		key: key, flag: flag, usage: usage, list: true,
+		env: "KUBEVPN_" + strings.ToUpper(words.ReplaceAllString(string(key), "${1}_${2}")),
 		set: func(c *Config, values []string) error {
-			out := make([]T, len(values))
-			for i, v := range values {
-				var err error
-				if out[i], err = parse(v); err != nil {
-					return err
-				}
+			v, err := parse(values)
+			if err == nil {
+				*field(c) = v
 			}
-			*field(c) = out
-			return nil
+			return err
 		},
-		text: func(c *Config) string {
-			var all []string
-			for _, v := range *field(c) {
-				all = append(all, fmt.Sprint(v))
-			}
-			return strings.Join(all, ",")
-		},
+		text: func(c *Config) string { return fmt.Sprint(*field(c)) },
 	}
 }
+
+// words matches where a word of a key begins.
+var words = regexp.MustCompile("([a-z])([A-Z])")
 
 // assign sets a setting and its origin.
 func (c *Config) assign(s setting, values []string, o origin) error {
@@ -354,17 +346,62 @@ func (k Key) FlagName() string {
 	return s.flag
 }
 
-// SetFlag sets key to the values of its flag on the command line. If a value is invalid, it returns an *api.Error that
-// names the flag.
-func (c *Config) SetFlag(key Key, values []string) error {
-	s, ok := find(key)
-	if !ok {
-		return fmt.Errorf("no setting is called %q", key)
+// flagAnnotation is the annotation of the flags that AddFlags defines. It has the Key.
+const flagAnnotation = "kubevpn_setting"
+
+// AddFlags defines the flags of settings, with their completion.
+func AddFlags(cmd *cobra.Command, keys ...Key) {
+	flags, defaults := cmd.Flags(), Default()
+	for _, key := range keys {
+		s, _ := find(key)
+		switch {
+		case s.list:
+			flags.StringSlice(s.flag, nil, s.usage+"; may be repeated")
+		case key == KeyYes:
+			flags.BoolP(s.flag, "y", false, s.usage)
+		default:
+			flags.String(s.flag, s.text(&defaults), s.usage)
+		}
+		flag := flags.Lookup(s.flag)
+		flag.Annotations = map[string][]string{flagAnnotation: {string(key)}}
+		if key == KeyRequireMatch {
+			flag.NoOptDefVal = "true"
+		}
+		if s.choices != nil {
+			_ = cmd.RegisterFlagCompletionFunc(s.flag, // the flag exists
+				cobra.FixedCompletions(s.choices, cobra.ShellCompDirectiveNoFileComp))
+		}
 	}
-	if err := c.assign(s, values, origin{api.OriginFlag, "--" + s.flag}); err != nil {
-		return api.Errorf(api.ExitUsage, "--%s: %w", s.flag, err)
+}
+
+// ApplyFlags sets the settings whose flags are set on the command line. If a value is invalid, it returns an *api.Error
+// that names the flag.
+func (c *Config) ApplyFlags(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		key := f.Annotations[flagAnnotation]
+		if key == nil || err != nil {
+			return
+		}
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		s, _ := find(Key(key[0]))
+		if invalid := c.assign(s, values, origin{api.OriginFlag, "--" + f.Name}); invalid != nil {
+			err = api.Errorf(api.ExitUsage, "--%s: %w", f.Name, invalid)
+		}
+	})
+	return err
+}
+
+func anything(s string) (string, error) { return s, nil }
+
+func yesOrNo(s string) (bool, error) {
+	yes, err := strconv.ParseBool(s)
+	if err != nil {
+		return false, fmt.Errorf("%q is invalid: must be true or false", s)
 	}
-	return nil
+	return yes, nil
 }
 
 func inbound(s string) (i api.Inbound, err error) { return i, i.UnmarshalText([]byte(s)) }

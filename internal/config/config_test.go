@@ -10,13 +10,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/wire/sshjump"
 )
 
 func TestLoadReadsFileAndEnvironment(t *testing.T) {
-	defaults := Config{Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto"}
+	defaults := Config{ConnectSettings: api.ConnectSettings{Scheduler: "rr", Netstack: "auto", Transport: "auto"}, Mode: "auto"}
 	with := func(change func(*Config)) Config {
 		c := defaults
 		change(&c)
@@ -35,11 +36,11 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		{
 			name: "file",
 			file: "image: r.example/k:1\nmanagerNamespace: tools\nscheduler: lc\nnetstack: gvisor\ntransport: api-proxy\nmode: sidecar\nextraCIDRs: [10.20.0.1/16, 192.0.2.7]\nexcludeCIDRs:\n- fd00::/64\nextraDomains: [Corp.Test., git.example.com]\nexcludeDomains: .com\nallowInbound: [8080, 53/udp]\nredact: [x-token]\n",
-			want: Config{Image: "r.example/k:1", ManagerNamespace: "tools", Scheduler: "lc", Netstack: "gvisor", Transport: "api-proxy", Mode: "sidecar",
+			want: Config{ConnectSettings: api.ConnectSettings{Image: "r.example/k:1", ManagerNamespace: "tools", Scheduler: "lc", Netstack: "gvisor", Transport: "api-proxy",
 				ExtraCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("192.0.2.7/32")},
 				ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00::/64")},
 				ExtraDomains: []string{"corp.test", "git.example.com"}, ExcludeDomains: []string{"com"},
-				AllowInbound: []api.Inbound{{Port: 8080}, {Port: 53, UDP: true}}, Redact: []string{"X-Token"}},
+				AllowInbound: []api.Inbound{{Port: 8080}, {Port: 53, UDP: true}}}, Mode: "sidecar", Redact: []string{"X-Token"}},
 		},
 		{
 			name: "environment-beats-file",
@@ -99,6 +100,16 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 	}
 }
 
+// applyFlags applies flags of a command line.
+func applyFlags(c *Config, args ...string) error {
+	cmd := &cobra.Command{}
+	AddFlags(cmd, KeyExtraCIDRs, KeyNetstack, KeyYes)
+	if err := cmd.ParseFlags(args); err != nil {
+		return err
+	}
+	return c.ApplyFlags(cmd.Flags())
+}
+
 func TestFlagTakesPrecedence(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "extraCIDRs: [10.1.0.0/16]\n")
@@ -106,13 +117,13 @@ func TestFlagTakesPrecedence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetFlag(KeyExtraCIDRs, []string{"10.9.0.0/16"}); err != nil {
+	if err := applyFlags(&c, "--extra-cidr=10.9.0.0/16", "--yes=false"); err != nil {
 		t.Fatal(err)
 	}
 	if want := netip.MustParsePrefix("10.9.0.0/16"); len(c.ExtraCIDRs) != 1 || c.ExtraCIDRs[0] != want {
 		t.Errorf("ExtraCIDRs = %v, want only %v", c.ExtraCIDRs, want)
 	}
-	wantUsage(t, c.SetFlag(KeyNetstack, []string{"kernel"}), `--netstack: "kernel" is invalid: must be one of auto, gvisor, system`)
+	wantUsage(t, applyFlags(&c, "--netstack=kernel"), `--netstack: "kernel" is invalid: must be one of auto, gvisor, system`)
 }
 
 func TestLoadFailsForAnUnreadableFile(t *testing.T) {

@@ -32,7 +32,7 @@ func TestFlagThenEnvironmentThenFileThenClusterThenDefault(t *testing.T) {
 		name       string
 		file       string
 		env        map[string]string
-		flag       []string // of netstack
+		flag       string // of netstack
 		value      string
 		origin     api.Origin
 		sourceEnds string
@@ -42,14 +42,14 @@ func TestFlagThenEnvironmentThenFileThenClusterThenDefault(t *testing.T) {
 		{name: "file-with-the-default", file: "netstack: auto\n", value: "auto", origin: api.OriginFile, sourceEnds: "config.yaml"},
 		{name: "environment", file: "netstack: system\n", env: map[string]string{"KUBEVPN_NETSTACK": "auto"},
 			value: "auto", origin: api.OriginEnvironment, sourceEnds: "KUBEVPN_NETSTACK"},
-		{name: "flag", file: "netstack: gvisor\n", env: map[string]string{"KUBEVPN_NETSTACK": "auto"}, flag: []string{"system"},
+		{name: "flag", file: "netstack: gvisor\n", env: map[string]string{"KUBEVPN_NETSTACK": "auto"}, flag: "system",
 			value: "system", origin: api.OriginFlag, sourceEnds: "--netstack"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			c := load(t, tt.file, tt.env)
-			if tt.flag != nil {
-				if err := c.SetFlag(KeyNetstack, tt.flag); err != nil {
+			if tt.flag != "" {
+				if err := applyFlags(&c, "--netstack="+tt.flag); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -23,7 +23,8 @@ import (
 func noHosts() *hosts { return newTestHosts(nil) }
 
 func newTestHosts(warn func(string), extra ...string) *hosts {
-	r := &api.ConnectRequest{ExtraDomains: extra, ExcludeDomains: []string{"old.corp.test"}}
+	r := new(api.ConnectRequest)
+	r.ExtraDomains, r.ExcludeDomains = extra, []string{"old.corp.test"}
 	return newHosts(r, new(flows), func() string { return "k8s.corp.test" }, warn, slog.New(slog.DiscardHandler))
 }
 

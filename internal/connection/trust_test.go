@@ -206,8 +206,9 @@ func TestNetworksOfClientDefaultsRequireConsent(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := api.ConnectRequest{
-				ExtraCIDRs: prefixes(tt.extra), Consent: api.Consent{Networks: append(prefixes(tt.consent), netip.Prefix{})},
-				Settings: []api.Setting{{Key: "extraCIDRs", Origin: tt.origin, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}},
+				ConnectSettings: api.ConnectSettings{ExtraCIDRs: prefixes(tt.extra)},
+				Consent:         api.Consent{Networks: append(prefixes(tt.consent), netip.Prefix{})},
+				Settings:        []api.Setting{{Key: "extraCIDRs", Origin: tt.origin, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}},
 			}
 			err := checkDefaults(&r)
 			if tt.ask == "" {
@@ -231,8 +232,9 @@ func TestNetworksOfClientDefaultsRequireConsent(t *testing.T) {
 
 func TestDomainsOfClientDefaultsRequireConsent(t *testing.T) {
 	r := api.ConnectRequest{
-		ExtraDomains: []string{"corp.test", "git.example.com"}, Consent: api.Consent{ExtraDomains: []string{"corp.test"}},
-		Settings: []api.Setting{{Key: "extraDomains", Origin: api.OriginCluster, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}},
+		ConnectSettings: api.ConnectSettings{ExtraDomains: []string{"corp.test", "git.example.com"}},
+		Consent:         api.Consent{ExtraDomains: []string{"corp.test"}},
+		Settings:        []api.Setting{{Key: "extraDomains", Origin: api.OriginCluster, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}},
 	}
 	e := api.AsError(checkDefaults(&r))
 	if e == nil || e.Code != api.ExitConsent || e.Needs == nil || !slices.Equal(e.Needs.ExtraDomains, []string{"git.example.com"}) ||

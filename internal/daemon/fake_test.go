@@ -445,7 +445,7 @@ func (r *rig) connect(name string) *fakeConnection {
 }
 
 func request(name string) api.ConnectRequest {
-	return api.ConnectRequest{Kubeconfig: []byte(name), Context: "ctx-" + name, Namespace: "default", Scheduler: "rr",
+	return api.ConnectRequest{Kubeconfig: []byte(name), Context: "ctx-" + name, Namespace: "default", ConnectSettings: api.ConnectSettings{Scheduler: "rr"},
 		Settings: []api.Setting{{Key: "scheduler", Value: "rr", Origin: api.OriginDefault}}}
 }
 

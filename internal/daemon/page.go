@@ -13,7 +13,6 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
-	"kubevpn/internal/config"
 	"kubevpn/internal/doctor"
 	"kubevpn/internal/exchanges"
 	"kubevpn/internal/page"
@@ -179,9 +178,7 @@ func (d *daemon) handleDoctor(w http.ResponseWriter, r *http.Request) {
 	asked := d.page.lastRequest()
 	req := asked.Connect
 	cfg := doctor.Config{
-		Settings: config.Config{Image: req.Image, ManagerNamespace: req.ManagerNamespace, ExtraCIDRs: req.ExtraCIDRs,
-			ExcludeCIDRs: req.ExcludeCIDRs},
-		Paths: d.cfg.Paths, Machine: asked.Machine,
+		Settings: req.ConnectSettings, Paths: d.cfg.Paths, Machine: asked.Machine,
 		Prepare: func() (cluster.Prepared, error) {
 			if asked.KubeconfigError != nil {
 				return cluster.Prepared{}, asked.KubeconfigError

@@ -37,7 +37,7 @@ type Config struct {
 	Terminal cluster.Terminal
 	// Timeout limits the first answer of the API server. 0: defaultTimeout.
 	Timeout  time.Duration
-	Settings config.Config
+	Settings api.ConnectSettings
 	Paths    config.Paths
 	Machine  string // its kind, if it is not a usual one: container, WSL 1, WSL 2
 	// Status asks the daemon. It returns nil and no error if none runs.

@@ -69,9 +69,8 @@ func overlap(ctx context.Context, f *facts) api.Finding {
 	for _, c := range f.connections() {
 		devices = append(devices, c.Device)
 	}
-	seen, err := connection.Foresee(found, api.ConnectRequest{
-		ExtraCIDRs: f.Settings.ExtraCIDRs, ExcludeCIDRs: f.Settings.ExcludeCIDRs,
-	}, f.cluster.Addresses(), devices, f.cluster.InPod())
+	seen, err := connection.Foresee(found, api.ConnectRequest{ConnectSettings: f.Settings}, f.cluster.Addresses(), devices,
+		f.cluster.InPod())
 	if err != nil {
 		return failed(api.Errorf(api.ExitNetwork, "cannot read this machine's routes: %w", err).
 			WithHint("ip route show table all"), "kubevpn cannot see what its routes would hide")
