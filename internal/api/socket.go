@@ -5,7 +5,7 @@ package api
 // Intercept for each workload. If the body of such a request has no length, its end interrupts the request: the answer
 // continues with the events of the cleanup.
 const (
-	PathPrepare    = "/v1/prepare"    // POST the ConnectRequest that may follow, as far as it is known; answers nothing
+	PathPrepare    = "/v1/prepare"    // POST the ConnectRequest that may follow, as far as it is known; answers null
 	PathConnect    = "/v1/connect"    // POST a ConnectRequest; answers lines of Event
 	PathDisconnect = "/v1/disconnect" // POST a DisconnectRequest; answers lines of Event
 	PathIntercept  = "/v1/intercept"  // POST an InterceptRequest; answers lines of Event

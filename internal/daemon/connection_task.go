@@ -15,7 +15,7 @@ type connectionTask struct {
 	request api.ConnectRequest
 	network *scopedNetwork
 	proxy   *proxy // nil: programs reach the connection through its device
-	left    error  // the error of the cleanup; read it after done
+	left    error  // the error of the cleanup; read it after over
 }
 
 // status returns the status of the connection, with its ID.

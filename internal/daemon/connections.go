@@ -132,7 +132,7 @@ func (cs *connections) acquireConnection(
 		case left != nil: // the caller reports only the interrupt
 			e := api.AsError(left)
 			emit(api.Event{Warning: e.Message + "; " + e.Hint})
-		case !isClosed(t.done):
+		case !t.isOver():
 			emit(api.Event{Warning: "the connection continues, because another command made it or uses it; " +
 				"`kubevpn disconnect " + t.id + "` ends it"})
 		}
@@ -174,7 +174,7 @@ func (cs *connections) chooseLocked(ids cluster.IDs, req api.ConnectRequest,
 		current.logger.Info("request joins the existing connection")
 		return current, nil, nil
 	case other != nil && other.ending:
-		return nil, other.done, nil
+		return nil, other.over.Done(), nil
 	case other != nil:
 		return nil, nil, api.Errorf(api.ExitOverlap, "this cluster is already connected as another user, in context %s",
 			other.request.Context).

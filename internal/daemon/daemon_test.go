@@ -602,7 +602,7 @@ func text(err error) string {
 func TestExpiredPreparationIsDropped(t *testing.T) {
 	cs := newConnections(&rig{t: t}, nil, Owner{}, discard())
 	defer cs.discarded.Wait()
-	if err := cs.prepare(request("a")); err != nil {
+	if _, err := cs.prepare(t.Context(), request("a")); err != nil {
 		t.Fatal(err)
 	}
 	prepared := func() *preparation {

@@ -12,7 +12,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -70,18 +69,7 @@ type interceptTask struct {
 }
 
 func (t *interceptTask) run(ctx context.Context) error {
-	ended := make(chan struct{})
-	defer func() { <-ended }()
-	over, stop := context.WithCancel(ctx)
-	defer stop()
-	go func() {
-		defer close(ended)
-		select {
-		case <-t.connection.done:
-			t.onConnectionEnd()
-		case <-over.Done():
-		}
-	}()
+	defer context.AfterFunc(t.connection.over, t.onConnectionEnd)()
 	err := t.intercept.Run(ctx)
 	if err == nil && ctx.Err() == nil {
 		err = api.Errorf(api.ExitLost, "the intercept of %s ended", t.key.workload).
@@ -173,7 +161,7 @@ func (is *intercepts) acquireIntercept(
 	}
 	t, joined, err := is.acquire(ctx, key, func(current *interceptTask) (*interceptTask, <-chan struct{}, error) {
 		switch {
-		case isClosed(c.done):
+		case c.isOver():
 			return nil, nil, c.cause()
 		case current == nil:
 			return made, nil, nil
@@ -182,7 +170,7 @@ func (is *intercepts) acquireIntercept(
 		}
 		current.logger.Info("intercept is replaced")
 		current.endLocked(errReplaced)
-		return nil, current.done, nil
+		return nil, current.over.Done(), nil
 	})
 	if err != nil {
 		return nil, err
@@ -216,7 +204,11 @@ func (is *intercepts) newTask(c *connectionTask, key interceptKey, req api.Inter
 		task: newTask("intercept", logger, i.Begun(), events), key: key, spec: req.Spec, intercept: i,
 		begun: time.Now(), connection: c,
 	}
-	t.onConnectionEnd = func() { is.end(c.cause(), t) }
+	t.onConnectionEnd = func() {
+		is.mu.Lock()
+		defer is.mu.Unlock()
+		t.endLocked(c.cause())
+	}
 	return t, nil
 }
 
@@ -230,29 +222,17 @@ func sameSpec(a, b api.InterceptSpec) bool {
 
 // stay returns nil when ctx has ended, or the cause when an intercept or the connection has ended.
 func stay(ctx context.Context, held []*interceptTask, connection *connectionTask) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var watchers sync.WaitGroup
-	defer watchers.Wait()
-	defer cancel(nil)
-	ended := make(chan *interceptTask, len(held))
+	first, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(connection.over, func() { end(connection.cause()) })()
 	for _, i := range held {
-		watchers.Go(func() {
-			select {
-			case <-i.done:
-				ended <- i
-			case <-ctx.Done():
-			}
-		})
+		defer context.AfterFunc(i.over, func() { end(i.cause()) })()
 	}
-	select {
-	case <-ctx.Done():
+	<-first.Done()
+	if ctx.Err() != nil {
 		return nil
-	case i := <-ended:
-		return i.cause()
-	case <-connection.done:
-		return connection.cause()
 	}
+	return context.Cause(first)
 }
 
 // releaseAndReport removes a waiter from each intercept, and waits for the intercepts that this ends.

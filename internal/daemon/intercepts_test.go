@@ -345,7 +345,7 @@ func TestLeaveTimesOut(t *testing.T) {
 	maker := &rig{t: t, intercepts: make(chan *fakeIntercept, 1)}
 	is := newIntercepts(maker, Owner{}, discard())
 	is.timeout = 20 * time.Millisecond
-	l := &connectionTask{task: task{done: make(chan struct{})}, id: "id-a"}
+	l := &connectionTask{task: newTask("connection", discard(), nil, nil), id: "id-a"}
 	req := interceptRequest("a", "deployment/web")
 	req.Spec.Container = "slow"
 	result := make(chan error, 1)

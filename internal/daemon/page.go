@@ -27,26 +27,12 @@ type servedPage struct {
 	asked  api.PageRequest // the last request
 }
 
-// handlePage begins or ends the page.
-func (d *daemon) handlePage(w http.ResponseWriter, r *http.Request) {
-	var req api.PageRequest
-	if !d.read(w, r, &req) {
-		return
-	}
+// servePage begins or ends the page.
+func (d *daemon) servePage(_ context.Context, req api.PageRequest) (api.Page, error) {
 	if req.Stop {
 		d.stopPage()
-		d.answer(w, http.StatusOK, api.Page{})
-		return
+		return api.Page{}, nil
 	}
-	p, err := d.startPage(req)
-	if err != nil {
-		d.answer(w, http.StatusInternalServerError, api.AsError(err))
-		return
-	}
-	d.answer(w, http.StatusOK, p)
-}
-
-func (d *daemon) startPage(req api.PageRequest) (api.Page, error) {
 	p := &d.page
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +88,7 @@ func (d *daemon) pageHandler() http.Handler {
 	mux.HandleFunc("POST /requests", func(w http.ResponseWriter, r *http.Request) {
 		d.serveRequests(w, r, func(req *api.RequestsRequest) { req.Redact = d.page.lastRequest().Redact })
 	})
-	mux.HandleFunc("POST /curl", d.handleCurl)
+	mux.HandleFunc("POST /curl", answering(d, toCurl))
 	mux.HandleFunc("POST /har", d.handleHAR)
 	mux.HandleFunc("POST /doctor", d.handleDoctor)
 	return mux
@@ -144,19 +130,14 @@ func (f *queryFollower) drain() []api.DNSQuery {
 	}
 }
 
-func (d *daemon) handleCurl(w http.ResponseWriter, r *http.Request) {
-	var e api.Exchange
-	if d.read(w, r, &e) {
-		d.answer(w, http.StatusOK, exchanges.Curl(&e))
-	}
-}
-
 // maxHAR limits the exchanges that the page saves, in bytes of JSON.
 const maxHAR = 64 << 20
 
+func toCurl(_ context.Context, e api.Exchange) (string, error) { return exchanges.Curl(&e), nil }
+
 func (d *daemon) handleHAR(w http.ResponseWriter, r *http.Request) {
 	var list []api.Exchange
-	if !d.readUpTo(w, r, maxHAR, &list) {
+	if !d.read(w, r, maxHAR, &list) {
 		return
 	}
 	var out bytes.Buffer

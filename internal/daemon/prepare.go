@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"context"
 	"reflect"
 	"time"
 
@@ -23,19 +24,19 @@ type preparation struct {
 
 // prepare opens what the connection for req will need of the API server, unless the connection exists. The next connect
 // of the same kubeconfig uses it.
-func (cs *connections) prepare(req api.ConnectRequest) error {
+func (cs *connections) prepare(_ context.Context, req api.ConnectRequest) (any, error) {
 	ids, err := cs.factory.Identify(req.Kubeconfig)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if t := cs.tasks[ids.Connection]; cs.shut || t != nil && t.failed == nil || cs.otherUserLocked(ids) != nil {
-		return nil
+		return nil, nil
 	}
 	opens, err := cs.factory.Prepare(req, cs.logger)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cs.discardPreparedLocked()
 	opens.Begin()
@@ -48,7 +49,7 @@ func (cs *connections) prepare(req api.ConnectRequest) error {
 		}
 	})
 	cs.prepared = p
-	return nil
+	return nil, nil
 }
 
 // takePreparedLocked returns what was prepared for req, or nil.

@@ -72,7 +72,7 @@ func (r *registry[K, T]) tryAcquire(
 		case c.failed != nil:
 			current = none
 		case c.ending:
-			return none, false, c.done, nil
+			return none, false, c.over.Done(), nil
 		}
 	}
 	chosen, busy, err := choose(current)
@@ -113,7 +113,6 @@ func (r *registry[K, T]) run(ctx context.Context, key K, t T) {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b.err = err
 	if requested := errors.Is(err, errStopped) || errors.Is(err, errReplaced); requested || !b.wasReady() {
 		delete(r.tasks, key)
 	} else {
@@ -121,7 +120,7 @@ func (r *registry[K, T]) run(ctx context.Context, key K, t T) {
 	}
 	b.events.close()
 	b.cancel(nil)
-	close(b.done)
+	b.finish(err)
 	if r.ended != nil {
 		r.ended()
 	}
@@ -148,7 +147,7 @@ func (r *registry[K, T]) release(ts ...T) (abandoned []T) {
 		}
 		b := t.base()
 		b.waiters--
-		if b.waiters == 0 && !b.pinned && !isClosed(b.done) {
+		if b.waiters == 0 && !b.pinned && !b.isOver() {
 			b.endLocked(errStopped)
 			abandoned = append(abandoned, t)
 		}

@@ -16,7 +16,7 @@ func (d *daemon) handleRequests(w http.ResponseWriter, r *http.Request) {
 // serveRequests answers a request with lines of Record, after change has changed the request.
 func (d *daemon) serveRequests(w http.ResponseWriter, r *http.Request, change func(*api.RequestsRequest)) {
 	var req api.RequestsRequest
-	if !d.read(w, r, &req) {
+	if !d.read(w, r, maxRequest, &req) {
 		return
 	}
 	change(&req)
@@ -43,19 +43,9 @@ func (is *intercepts) requests(ctx context.Context, req api.RequestsRequest, emi
 		g.Go(func() error {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				select {
-				case <-t.done:
-					cancel()
-				case <-ctx.Done():
-				}
-			}()
+			defer context.AfterFunc(t.over, cancel)()
 			err := t.intercept.Requests(ctx, req, emit)
-			cancel()
-			<-ended
-			if err == nil && req.Follow && isClosed(t.done) {
+			if err == nil && req.Follow && t.isOver() {
 				return api.Errorf(api.ExitLost, "the intercept of %s ended", t.key.workload).
 					WithHint("`kubevpn status` shows the intercepts of this machine")
 			}

@@ -21,15 +21,15 @@ const maxRequest = 4 << 20
 // user.
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+api.PathPrepare, d.handlePrepare)
+	mux.HandleFunc("POST "+api.PathPrepare, answering(d, d.connections.prepare))
 	mux.HandleFunc("POST "+api.PathConnect, handleBegin(d, d.connections.connect))
 	mux.HandleFunc("POST "+api.PathDisconnect, handleEnd(d, d.connections.disconnect))
 	mux.HandleFunc("POST "+api.PathIntercept, handleBegin(d, d.connections.intercept))
 	mux.HandleFunc("POST "+api.PathRequests, d.handleRequests)
 	mux.HandleFunc("POST "+api.PathLeave, handleEnd(d, d.connections.intercepts.leave))
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
-	mux.HandleFunc("POST "+api.PathTrace, d.handleTrace)
-	mux.HandleFunc("POST "+api.PathPage, d.handlePage)
+	mux.HandleFunc("POST "+api.PathTrace, answering(d, d.connections.intercepts.trace))
+	mux.HandleFunc("POST "+api.PathPage, answering(d, d.servePage))
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
 		d.answer(w, http.StatusOK, d.status())
 	})
@@ -63,13 +63,18 @@ func (d *daemon) status() api.Status {
 	}
 }
 
-func (d *daemon) handlePrepare(w http.ResponseWriter, r *http.Request) {
-	var req api.ConnectRequest
-	if !d.read(w, r, &req) {
-		return
-	}
-	if err := d.connections.prepare(req); err != nil {
-		d.answer(w, http.StatusInternalServerError, api.AsError(err))
+// answering returns a handler that answers a request with the result of f.
+func answering[T, A any](d *daemon, f func(ctx context.Context, req T) (A, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req T
+		if !d.read(w, r, maxRequest, &req) {
+			return
+		}
+		if answer, err := f(r.Context(), req); err != nil {
+			d.answer(w, http.StatusInternalServerError, api.AsError(err))
+		} else {
+			d.answer(w, http.StatusOK, answer)
+		}
 	}
 }
 
@@ -129,7 +134,7 @@ func (d *daemon) untilReleased(w http.ResponseWriter, r *http.Request) (ctx cont
 func handleEnd[T any](d *daemon, end func(req T, emit func(api.Event)) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var req T
-		if !d.read(w, r, &req) {
+		if !d.read(w, r, maxRequest, &req) {
 			return
 		}
 		s := &stream{w: w}
@@ -148,11 +153,7 @@ func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
 }
 
 // read decodes the request's body, or answers with the error.
-func (d *daemon) read(w http.ResponseWriter, r *http.Request, into any) bool {
-	return d.readUpTo(w, r, maxRequest, into)
-}
-
-func (d *daemon) readUpTo(w http.ResponseWriter, r *http.Request, limit int64, into any) bool {
+func (d *daemon) read(w http.ResponseWriter, r *http.Request, limit int64, into any) bool {
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
 	err := dec.Decode(into)
 	if err == nil && dec.More() {

@@ -21,8 +21,8 @@ type task struct {
 	logger *slog.Logger // names the task in each line
 	ready  <-chan struct{}
 	events *eventLog
-	done   chan struct{} // closed when the cleanup has ended
-	err    error         // the cause of its end; read it after done
+	over   context.Context         // ends when the cleanup has ended, with the cause of its end
+	finish context.CancelCauseFunc // ends over
 
 	cancel  context.CancelCauseFunc
 	waiters int        // requests that wait for it or need it
@@ -33,12 +33,15 @@ type task struct {
 
 // newTask returns a task that a registry can start. The task closes ready once the connection or intercept works.
 func newTask(kind string, logger *slog.Logger, ready <-chan struct{}, events *eventLog) task {
-	return task{kind: kind, logger: logger, ready: ready, events: events, done: make(chan struct{})}
+	over, finish := context.WithCancelCause(context.Background())
+	return task{kind: kind, logger: logger, ready: ready, events: events, over: over, finish: finish}
 }
 
 func (t *task) base() *task { return t }
 
 func (t *task) wasReady() bool { return isClosed(t.ready) }
+
+func (t *task) isOver() bool { return t.over.Err() != nil }
 
 func isClosed(c <-chan struct{}) bool {
 	select {
@@ -54,7 +57,7 @@ func isClosed(c <-chan struct{}) bool {
 func (t *task) follow(ctx context.Context, emit func(api.Event)) error {
 	for i := 0; ; {
 		// In this order, because the task may add events before it ends.
-		ended, ready := isClosed(t.done), t.wasReady()
+		ended, ready := t.isOver(), t.wasReady()
 		events, more := t.events.since(i)
 		for _, e := range events {
 			emit(e)
@@ -68,7 +71,7 @@ func (t *task) follow(ctx context.Context, emit func(api.Event)) error {
 		}
 		select {
 		case <-more:
-		case <-t.done:
+		case <-t.over.Done():
 		case <-t.ready:
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -78,10 +81,11 @@ func (t *task) follow(ctx context.Context, emit func(api.Event)) error {
 
 // cause returns the error for a request that waits for a task that has ended.
 func (t *task) cause() error {
-	if errors.Is(t.err, errStopped) {
+	err := context.Cause(t.over)
+	if errors.Is(err, errStopped) {
 		return api.Errorf(api.ExitLost, "another command ended the %s", t.kind)
 	}
-	return t.err
+	return err
 }
 
 // endLocked cancels the task.
@@ -92,12 +96,10 @@ func (t *task) endLocked(cause error) {
 
 // await waits until the cleanup of the task has ended, and reports whether it ended within the timeout.
 func (t *task) await(timeout time.Duration) bool {
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
 	select {
-	case <-t.done:
+	case <-t.over.Done():
 		return true
-	case <-timer.C:
+	case <-time.After(timeout):
 		return false
 	}
 }
