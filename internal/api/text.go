@@ -52,13 +52,23 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
+// Texts returns the texts of the items of a list.
+func Texts[T any](list []T, text func(T) string) []string {
+	var texts []string
+	for _, item := range list {
+		texts = append(texts, text(item))
+	}
+	return texts
+}
+
+// Join returns text like "a, b".
+func Join[T any](list []T) string {
+	return strings.Join(Texts(list, func(item T) string { return fmt.Sprint(item) }), ", ")
+}
+
 // Some returns text like "a, b and 3 more", which names at most so many items of a list.
 func Some[T any](list []T, most int) string {
-	var texts []string
-	for _, item := range list[:min(len(list), most)] {
-		texts = append(texts, fmt.Sprint(item))
-	}
-	text := strings.Join(texts, ", ")
+	text := Join(list[:min(len(list), most)])
 	if more := len(list) - most; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}

@@ -225,18 +225,14 @@ func podState(p api.ClonePod) string {
 
 // hostName returns the host name of the clone with its ports: "web-ann.shop: 80 → 8080, 8080".
 func hostName(c *api.Clone) string {
-	var ports []string
-	for _, p := range c.Ports {
+	ports := strings.Join(api.Texts(c.Ports, func(p api.ClonePort) string {
 		text := portNumber(p.Protocol, p.Port)
 		if p.Target != p.Port {
 			text += fmt.Sprintf(" → %d", p.Target)
 		}
-		ports = append(ports, text)
-	}
-	if len(ports) == 0 {
-		return c.Host
-	}
-	return c.Host + ": " + strings.Join(ports, ", ")
+		return text
+	}), ", ")
+	return strings.TrimSuffix(c.Host+": "+ports, ": ")
 }
 
 // syncState returns "/home/ann/web → /app: 37 in sync", or the error.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -68,11 +69,9 @@ func (k *kubeFlags) completeContainers(a *app) cobra.CompletionFunc {
 				if err != nil {
 					return nil, err
 				}
-				var names []cobra.Completion
-				for _, container := range w.Template.Spec.Containers {
-					names = append(names, cobra.CompletionWithDesc(container.Name, container.Image))
-				}
-				return names, nil
+				return api.Texts(w.Template.Spec.Containers, func(container corev1.Container) cobra.Completion {
+					return cobra.CompletionWithDesc(container.Name, container.Image)
+				}), nil
 			})
 	}
 }
@@ -109,10 +108,7 @@ func (a *app) completeIntercepts(cmd *cobra.Command, args []string,
 func (a *app) completeInterceptNamespaces(cmd *cobra.Command, _ []string,
 	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return a.completeFrom(cmd, func(status api.Status) []cobra.Completion {
-		var names []cobra.Completion
-		for _, i := range status.Intercepts {
-			names = append(names, i.Namespace)
-		}
+		names := api.Texts(status.Intercepts, func(i api.Intercept) string { return i.Namespace })
 		slices.Sort(names)
 		return slices.Compact(names)
 	})

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -139,9 +140,5 @@ func listNames(
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, object := range list.Items {
-		names = append(names, object.GetName())
-	}
-	return names, nil
+	return api.Texts(list.Items, func(o unstructured.Unstructured) string { return o.GetName() }), nil
 }

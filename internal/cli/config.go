@@ -72,10 +72,7 @@ func (o *configOptions) view(ctx context.Context) error {
 	}
 	switch all := cfg.Settings(); {
 	case !o.output.forPeople():
-		var names []string
-		for _, s := range all {
-			names = append(names, "setting/"+s.Key)
-		}
+		names := api.Texts(all, func(s api.Setting) string { return "setting/" + s.Key })
 		list := api.SettingList{TypeMeta: api.Type(api.KindSettingList), Items: all}
 		return o.output.print(o.app.out, list, names...)
 	case o.origins:

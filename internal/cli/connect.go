@@ -146,7 +146,7 @@ func printConnected(w io.Writer, c *api.Connection) {
 	if c.SOCKS != nil {
 		through = "the proxy"
 	}
-	fmt.Fprintf(w, "  networks  %s through %s\n", cmp.Or(join(c.CIDRs), "none"), through)
+	fmt.Fprintf(w, "  networks  %s through %s\n", cmp.Or(api.Join(c.CIDRs), "none"), through)
 	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n",
 		strings.Join(slices.Concat([]string{c.DNS.Domain}, c.DNS.ExtraDomains), ", *."), c.DNS.Mode)
 	if c.SOCKS != nil {
@@ -158,14 +158,6 @@ func printConnected(w io.Writer, c *api.Connection) {
 	for _, warning := range c.Warnings {
 		fmt.Fprintf(w, "  warning   %s\n", warning)
 	}
-}
-
-func join[T any](list []T) string {
-	var s []string
-	for _, p := range list {
-		s = append(s, fmt.Sprint(p))
-	}
-	return strings.Join(s, ", ")
 }
 
 // connectFlags select the cluster and the settings of a connection.

@@ -80,9 +80,5 @@ const programStart = 5 * time.Minute
 
 // ports returns text like "port 8080 of this machine or 172.17.0.5:9090".
 func (d *diffRun) ports() string {
-	var texts []string
-	for _, p := range d.intercept.Ports {
-		texts = append(texts, p.Where())
-	}
-	return strings.Join(texts, " or ")
+	return strings.Join(api.Texts(d.intercept.Ports, api.PortMap.Where), " or ")
 }

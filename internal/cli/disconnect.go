@@ -89,10 +89,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 
 // theOnly returns the ID of the only connection, or nothing if there is no connection.
 func theOnly(connections []api.Connection) ([]string, error) {
-	var ids []string
-	for _, c := range connections {
-		ids = append(ids, c.ID)
-	}
+	ids := api.Texts(connections, func(c api.Connection) string { return c.ID })
 	if len(ids) > 1 {
 		return nil, api.Errorf(api.ExitUsage, "there are %d connections", len(ids)).
 			WithHint("specify one of %s, or end all with --all", strings.Join(ids, ", "))

@@ -105,11 +105,10 @@ func (o *doctorOptions) status(ctx context.Context) (*api.Status, error) {
 }
 
 // findingNames returns the lines of -o name.
-func findingNames(d api.Diagnosis) (names []string) {
-	for _, f := range d.Findings {
-		names = append(names, "finding/"+strings.ReplaceAll(f.Name, " ", "-"))
-	}
-	return names
+func findingNames(d api.Diagnosis) []string {
+	return api.Texts(d.Findings, func(f api.Finding) string {
+		return "finding/" + strings.ReplaceAll(f.Name, " ", "-")
+	})
 }
 
 // doctorPrinter prints findings as they arrive, in sections.

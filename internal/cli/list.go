@@ -141,10 +141,7 @@ func (o *listOptions) addMatches(ctx context.Context, clusterID string, list *ap
 
 func (o *listOptions) print(w io.Writer, list api.WorkloadList) error {
 	if !o.output.forPeople() {
-		var names []string
-		for _, item := range list.Items {
-			names = append(names, item.Workload)
-		}
+		names := api.Texts(list.Items, func(item api.Workload) string { return item.Workload })
 		return o.output.print(w, list, names...)
 	}
 	if len(list.Items) == 0 {
@@ -177,11 +174,7 @@ func oneLines(cells []string) []string {
 }
 
 func listedPorts(ports []api.WorkloadPort) string {
-	var texts []string
-	for _, p := range ports {
-		texts = append(texts, portNumber(p.Protocol, p.Port))
-	}
-	return strings.Join(texts, ",")
+	return strings.Join(api.Texts(ports, func(p api.WorkloadPort) string { return portNumber(p.Protocol, p.Port) }), ",")
 }
 
 func listedServices(ports []api.WorkloadPort) string {

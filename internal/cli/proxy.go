@@ -107,10 +107,7 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 
 // printIntercepts prints the result of proxy in a format for programs: one object, or the list of several.
 func printIntercepts(w io.Writer, f *format, all []api.Intercept) error {
-	var names []string
-	for _, i := range all {
-		names = append(names, i.Workload)
-	}
+	names := api.Texts(all, func(i api.Intercept) string { return i.Workload })
 	if len(all) == 1 {
 		all[0].TypeMeta = api.Type(api.KindIntercept)
 		return f.printResult(w, all[0], names...)

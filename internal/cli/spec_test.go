@@ -94,7 +94,7 @@ func TestStatusShowsPortsLikeFlag(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := portMaps([]api.PortMap{p}); got != text {
+		if got := portMap(p); got != text {
 			t.Errorf("%q is shown as %q", text, got)
 		}
 	}

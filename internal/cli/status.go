@@ -142,7 +142,7 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 	for _, c := range status.Connections {
 		t.row([]string{c.ID, dash(c.Cluster), dash(c.Namespace), string(c.Status), dash(c.Netstack), dash(c.Transport),
 			age(c.Since, now)},
-			[]string{dash(c.Device), dash(join(c.Addresses)), dash(join(c.CIDRs)), dash(string(c.DNS.Mode)),
+			[]string{dash(c.Device), dash(api.Join(c.Addresses)), dash(api.Join(c.CIDRs)), dash(string(c.DNS.Mode)),
 				dash(c.Services), dash(manager(c))})
 	}
 	if err := t.flush(); err != nil {
@@ -162,14 +162,8 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 
 // statusNames returns the lines of -o name.
 func statusNames(status api.Status) []string {
-	var names []string
-	for _, c := range status.Connections {
-		names = append(names, "connection/"+c.ID)
-	}
-	for _, i := range status.Intercepts {
-		names = append(names, "intercept/"+i.ID)
-	}
-	return names
+	return append(api.Texts(status.Connections, func(c api.Connection) string { return "connection/" + c.ID }),
+		api.Texts(status.Intercepts, func(i api.Intercept) string { return "intercept/" + i.ID })...)
 }
 
 // table has columns that only wide output shows.
@@ -209,14 +203,12 @@ func (o *statusOptions) details(c api.Connection) []string {
 		if c.NetstackReason != "" {
 			lines = append(lines, "netstack "+c.Netstack+": "+c.NetstackReason)
 		}
-		for _, t := range c.Transports {
-			lines = append(lines, describeTransport(t))
-		}
+		lines = append(lines, api.Texts(c.Transports, describeTransport)...)
 		if c.ProxyMode != "" {
 			lines = append(lines, "kube-proxy "+c.ProxyMode)
 		}
 		if len(c.AllowInbound) > 0 {
-			lines = append(lines, "other laptops may connect to "+join(c.AllowInbound))
+			lines = append(lines, "other laptops may connect to "+api.Join(c.AllowInbound))
 		}
 		for _, s := range c.Settings {
 			if s.Origin != api.OriginDefault {
@@ -229,16 +221,18 @@ func (o *statusOptions) details(c api.Connection) []string {
 			lines = append(lines, fmt.Sprintf("%d DNS answers were up to 30 s older than their TTL, because the "+
 				"connection was interrupted", n))
 		}
-		for _, check := range c.Checks {
-			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
-		}
+		lines = append(lines, api.Texts(c.Checks, describeCheck)...)
 	}
 	lines = append(lines, unroutedHosts(c.DNS.Hosts)...)
-	for _, warning := range c.Warnings {
-		lines = append(lines, "! "+warning)
-	}
-	return append(lines, errorLines(c.Error)...)
+	return slices.Concat(lines, api.Texts(c.Warnings, marked), errorLines(c.Error))
 }
+
+func describeCheck(c api.Check) string {
+	return fmt.Sprintf("checked %s %s: %s", c.What, c.Target, c.Seen)
+}
+
+// marked returns the line of a warning.
+func marked(warning string) string { return "! " + warning }
 
 // describeDomains returns lines about names that are resolved differently because the user said so.
 func describeDomains(s api.DNSStatus) (lines []string) {

@@ -33,7 +33,7 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 		if i.Clone != nil && i.Clone.NoTraffic { // the pods of the workload do not take part
 			intercepted, state = "-", string(i.Clone.State)
 		}
-		t.row([]string{name, dash(matched(i.Match, i.Mirror)), dash(portMaps(i.Ports)), intercepted, dash(i.Owner),
+		t.row([]string{name, dash(matched(i.Match, i.Mirror)), dash(strings.Join(api.Texts(i.Ports, portMap), ", ")), intercepted, dash(i.Owner),
 			fmt.Sprint(i.Requests), state},
 			[]string{i.ID, i.Namespace, i.Connection, dash(i.Mode), age(i.Since, now), dash(i.LastError)})
 		for _, other := range i.Others {
@@ -41,7 +41,7 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 			if other.Away {
 				state = "away"
 			}
-			t.row([]string{name, dash(matched(other.Match, other.Mirror)), dash(agentPorts(other.Ports)), "-",
+			t.row([]string{name, dash(matched(other.Match, other.Mirror)), dash(strings.Join(api.Texts(other.Ports, agentPort), ", ")), "-",
 				dash(other.Owner), fmt.Sprint(other.Requests), state},
 				[]string{"-", i.Namespace, i.Connection, "-", age(other.Since, now), dash(other.LastError)})
 		}
@@ -62,9 +62,7 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 		if i.ModeReason != "" {
 			lines = append(lines, "agent "+i.Mode+": "+i.ModeReason)
 		}
-		for _, check := range i.Checks {
-			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
-		}
+		lines = append(lines, api.Texts(i.Checks, describeCheck)...)
 	}
 	if i.Clone != nil {
 		lines = append(lines, o.cloneDetails(i.Clone)...)
@@ -78,9 +76,7 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 	if i.LastError != "" && o.output.value != "wide" {
 		lines = append(lines, "! last error: "+i.LastError)
 	}
-	for _, warning := range i.Warnings {
-		lines = append(lines, "! "+warning)
-	}
+	lines = append(lines, api.Texts(i.Warnings, marked)...)
 	for _, other := range i.Others {
 		for _, note := range other.Notes {
 			lines = append(lines, "! "+other.Owner+": "+note)
@@ -124,28 +120,18 @@ func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 	return lines
 }
 
-// portMaps formats ports like --port: "8080, udp/5353:53, 80=172.17.0.5:8080".
-func portMaps(ports []api.PortMap) string {
-	var texts []string
-	for _, p := range ports {
-		text := portNumber(p.Protocol, p.Local)
-		if p.Host != "" {
-			text = portNumber(p.Protocol, p.Container) + "=" + p.Place()
-		} else if p.Local != p.Container {
-			text += fmt.Sprintf(":%d", p.Container)
-		}
-		texts = append(texts, text)
+// portMap formats a port like --port: 8080, udp/5353:53 or 80=172.17.0.5:8080.
+func portMap(p api.PortMap) string {
+	text := portNumber(p.Protocol, p.Local)
+	if p.Host != "" {
+		return portNumber(p.Protocol, p.Container) + "=" + p.Place()
+	} else if p.Local != p.Container {
+		text += fmt.Sprintf(":%d", p.Container)
 	}
-	return strings.Join(texts, ", ")
+	return text
 }
 
-func agentPorts(ports []api.AgentPort) string {
-	var texts []string
-	for _, p := range ports {
-		texts = append(texts, portNumber(p.Protocol, p.Port))
-	}
-	return strings.Join(texts, ", ")
-}
+func agentPort(p api.AgentPort) string { return portNumber(p.Protocol, p.Port) }
 
 // portNumber returns "8080" or "udp/53".
 func portNumber(protocol string, port uint16) string {

@@ -91,8 +91,8 @@ func (o *trustOptions) list() error {
 			managers = []api.TrustedManager{{}}
 		}
 		for _, m := range managers {
-			row := []string{id, all[id].Cluster, m.Namespace, m.Repository, m.ServiceAccount, join(c.Networks),
-				c.Domain, join(c.ExtraDomains)}
+			row := []string{id, all[id].Cluster, m.Namespace, m.Repository, m.ServiceAccount, api.Join(c.Networks),
+				c.Domain, api.Join(c.ExtraDomains)}
 			for i, cell := range row {
 				row[i] = dash(printable(cell))
 			}

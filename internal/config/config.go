@@ -294,11 +294,7 @@ func list[T any](key Key, flag, usage string, parse func(string) (T, error), fie
 		return out, nil
 	}, field)
 	s.text = func(c *Config) string {
-		var all []string
-		for _, v := range *field(c) {
-			all = append(all, fmt.Sprint(v))
-		}
-		return strings.Join(all, ",")
+		return strings.Join(api.Texts(*field(c), func(v T) string { return fmt.Sprint(v) }), ",")
 	}
 	return s
 }

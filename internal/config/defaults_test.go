@@ -84,7 +84,7 @@ func TestSettingsAreInTheOrderOfTheDocumentation(t *testing.T) {
 	for _, s := range c.Settings() {
 		keys = append(keys, s.Key)
 	}
-	if d := cmp.Diff(keyNames(), keys); d != "" {
+	if d := cmp.Diff(api.Texts(settings(), func(s setting) string { return string(s.key) }), keys); d != "" {
 		t.Error(d)
 	}
 }

@@ -96,7 +96,7 @@ func mapping(text []byte) ([]entry, error) {
 func (c *Config) applyEntry(e entry, from origin) error {
 	s, ok := find(Key(e.key))
 	if !ok {
-		return fmt.Errorf("unknown key %q: must be one of %s", e.key, strings.Join(keyNames(), ", "))
+		return fmt.Errorf("unknown key %q: must be one of %s", e.key, strings.Join(api.Texts(settings(), func(s setting) string { return string(s.key) }), ", "))
 	}
 	values, err := strs(e.value, s.list)
 	if err != nil {
@@ -133,12 +133,4 @@ func strs(n *yaml.Node, list bool) ([]string, error) {
 		return nil, errors.New("must be a list")
 	}
 	return nil, errors.New("must be a single value")
-}
-
-func keyNames() []string {
-	var names []string
-	for _, s := range settings() {
-		names = append(names, string(s.key))
-	}
-	return names
 }

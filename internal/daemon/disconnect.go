@@ -15,10 +15,7 @@ func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event
 	if err != nil {
 		return err
 	}
-	var ids []string
-	for _, t := range ending {
-		ids = append(ids, t.id)
-	}
+	ids := api.Texts(ending, func(t *connectionTask) string { return t.id })
 	var errs []error
 	if err := cs.intercepts.leaveConnections(ids, emit); err != nil {
 		errs = append(errs, err) // continue: the agents notice that the laptop has gone

@@ -299,10 +299,9 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
 		case slices.ContainsFunc(found, func(i *interceptTask) bool {
 			return i.key.connection != found[0].key.connection || i.key.namespace != found[0].key.namespace
 		}):
-			var ids []string
-			for _, i := range found {
-				ids = append(ids, i.key.id()+" (namespace "+i.key.namespace+")")
-			}
+			ids := api.Texts(found, func(i *interceptTask) string {
+				return i.key.id() + " (namespace " + i.key.namespace + ")"
+			})
 			return nil, api.Errorf(api.ExitUsage, "%s is intercepted %d times", name, len(found)).
 				WithHint("specify its namespace with -n, or one of %s", strings.Join(ids, ", "))
 		}

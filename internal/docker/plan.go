@@ -189,9 +189,7 @@ func (p *plan) network(dir string) []string {
 		mountFlag("type=volume", "target="+volumesAt, "volume-nocopy", "volume-label="+label,
 			"volume-opt=type=tmpfs", "volume-opt=device=tmpfs", "volume-opt=o=mode=0755,nosuid,nodev"))
 	// NET_ADMIN for the network, the others for files of other users.
-	for _, c := range []string{"NET_ADMIN", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"} {
-		args = append(args, "--cap-add", c)
-	}
+	args = append(args, each("--cap-add", "NET_ADMIN", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")...)
 	if p.ipv6 { // the engine disables it unless its own network has IPv6
 		args = append(args, "--sysctl", "net.ipv6.conf.all.disable_ipv6=0", "--sysctl",
 			"net.ipv6.conf.default.disable_ipv6=0")
@@ -206,14 +204,18 @@ func (p *plan) network(dir string) []string {
 			args = append(args, "--add-host", name+":"+h.IP)
 		}
 	}
-	for _, h := range p.user.AddHosts {
-		args = append(args, "--add-host", h)
-	}
-	for _, port := range slices.Concat(p.cfg.Publish, p.user.Publish) {
-		args = append(args, "--publish", port)
-	}
+	args = slices.Concat(args, each("--add-host", p.user.AddHosts...), each("--publish", p.cfg.Publish...),
+		each("--publish", p.user.Publish...))
 	chosen := p.containers[len(p.containers)-1]
 	return append(args, "--entrypoint", binary, chosen.image, Command, networkRole)
+}
+
+// each returns a flag for each of the values.
+func each(flag string, values ...string) (args []string) {
+	for _, v := range values {
+		args = append(args, flag, v)
+	}
+	return args
 }
 
 // run returns the arguments of docker for the n-th of the pod's containers, whose socket is in dir.
@@ -236,10 +238,7 @@ func (p *plan) run(dir string, n int, mounts []mount) []string {
 		if p.tty() {
 			args = append(args, "--tty")
 		}
-		for _, name := range p.user.Capabilities {
-			args = append(args, "--cap-add", name)
-		}
-		args = append(args, p.user.Rest...)
+		args = slices.Concat(args, each("--cap-add", p.user.Capabilities...), p.user.Rest)
 	}
 	return append(args, "--entrypoint", binary, c.image, Command, programRole)
 }
@@ -311,9 +310,7 @@ func capability(name string) string { return strings.TrimPrefix(strings.ToUpper(
 func (p *plan) leftOut(c container) []string {
 	given := slices.Clone(defaultCapabilities)
 	if c.chosen {
-		for _, name := range p.user.Capabilities {
-			given = append(given, capability(name))
-		}
+		given = append(given, api.Texts(p.user.Capabilities, capability)...)
 	}
 	var left []string
 	if s := c.spec.SecurityContext; s != nil && s.Capabilities != nil && !slices.Contains(given, "ALL") {

@@ -65,10 +65,7 @@ func overlap(ctx context.Context, f *facts) api.Finding {
 	if len(found.Pods)+len(found.Services) == 0 {
 		return skipped("you may not see the cluster's networks; the traffic manager may")
 	}
-	var devices []string
-	for _, c := range f.connections() {
-		devices = append(devices, c.Device)
-	}
+	devices := api.Texts(f.connections(), func(c api.Connection) string { return c.Device })
 	seen, err := connection.Foresee(found, api.ConnectRequest{ConnectSettings: f.Settings}, f.cluster.Addresses(), devices,
 		f.cluster.InPod())
 	if err != nil {

@@ -105,11 +105,7 @@ func (p *Policy) covers(domain string) bool {
 
 // list is the value of a key that allows one more.
 func list[T any](allowed []T, more T) string {
-	var values []string
-	for _, v := range append(slices.Clone(allowed), more) {
-		values = append(values, fmt.Sprint(v))
-	}
-	return "[" + strings.Join(values, ", ") + "]"
+	return "[" + api.Join(append(slices.Clone(allowed), more)) + "]"
 }
 
 // hint names the line of the policy that has this value of a key.

@@ -296,14 +296,11 @@ func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
 }
 
 // ownAddresses returns the addresses of a pod that runs, unless they are its node's.
-func ownAddresses(p *corev1.Pod) (all []string) {
+func ownAddresses(p *corev1.Pod) []string {
 	if workloads.Finished(p) || p.Spec.HostNetwork {
 		return nil
 	}
-	for _, ip := range p.Status.PodIPs {
-		all = append(all, ip.IP)
-	}
-	return all
+	return api.Texts(p.Status.PodIPs, func(ip corev1.PodIP) string { return ip.IP })
 }
 
 // withAddress lists the objects with an address. The field selects by the first address of an object. Only a list of
