@@ -71,7 +71,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 		return o.asProxy(ctx, on, quiet)
 	}
 	o.flags.here = o.foreground
-	req, _, err := o.flags.request(ctx, o.app, on)
+	req, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
 		return err
 	}
@@ -168,13 +168,13 @@ type connectFlags struct {
 
 	// request sets these.
 	cluster *cluster.Cluster
-	yes     bool // from the settings
+	cfg     config.Config
 }
 
 // consenting completes the Consent of req, which request returned.
 func (f *connectFlags) consenting(a *app, req *api.ConnectRequest, output *format, quiet func()) consenting {
 	return consenting{
-		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.yes, batch: !output.forPeople(), quiet: quiet,
+		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.cfg.Yes, batch: !output.forPeople(), quiet: quiet,
 		find: func(ctx context.Context) error {
 			_, err := install.Find(ctx, f.cluster, req.ManagerNamespace, req.Namespace, req.Consent)
 			return err
@@ -200,8 +200,7 @@ func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...confi
 }
 
 // request builds the request from the settings and the kubeconfig, after the API server has answered.
-func (f *connectFlags) request(ctx context.Context, a *app,
-	on func(api.Event)) (api.ConnectRequest, config.Config, error) {
+func (f *connectFlags) request(ctx context.Context, a *app, on func(api.Event)) (api.ConnectRequest, error) {
 	prepare := func(ctx context.Context, cfg config.Config, l login) {
 		a.prepare(ctx, api.ConnectRequest{
 			Kubeconfig: l.Kubeconfig, Credential: l.Credential, Namespace: l.Prepared.Namespace,
@@ -213,14 +212,14 @@ func (f *connectFlags) request(ctx context.Context, a *app,
 	}
 	cfg, c, prepared, err := f.kube.resolve(ctx, a, on, prepare)
 	if err != nil {
-		return api.ConnectRequest{}, cfg, err
+		return api.ConnectRequest{}, err
 	}
-	f.cluster, f.yes = c, cfg.Yes
+	f.cluster, f.cfg = c, cfg
 	return api.ConnectRequest{
 		Kubeconfig: prepared.Kubeconfig, Credential: prepared.Credential, Context: prepared.Context,
 		Namespace: prepared.Namespace, Upgrade: f.upgrade, ConnectSettings: cfg.ConnectSettings,
 		Settings: cfg.Settings(),
-	}, cfg, nil
+	}, nil
 }
 
 // resolve logs in and returns the settings, with the client defaults of the cluster. It warns about defaults that it

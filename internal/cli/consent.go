@@ -57,8 +57,8 @@ func (c consenting) run(ctx context.Context, on func(api.Event), do func(on func
 	var last *api.Consent
 	for left := maxQuestions; ; left-- {
 		err := do(handle)
-		var e *api.Error
-		if !errors.As(err, &e) || needs(e) == nil || ctx.Err() != nil {
+		e, _ := errors.AsType[*api.Error](err)
+		if needs(e) == nil || ctx.Err() != nil {
 			return err
 		}
 		if reflect.DeepEqual(e.Needs, last) || left == 0 {
@@ -78,8 +78,8 @@ func (c *consenting) askEarly(ctx context.Context, on func(api.Event)) error {
 	if c.find == nil || len(c.consent.Managers) > 0 {
 		return nil
 	}
-	var e *api.Error
-	if !errors.As(c.find(ctx), &e) || needs(e) == nil {
+	e, _ := errors.AsType[*api.Error](c.find(ctx))
+	if needs(e) == nil {
 		return nil
 	}
 	if err := c.allow(ctx, e, on); err != nil {

@@ -27,7 +27,6 @@ type diffOptions struct {
 	requests int
 	duration time.Duration
 	har      string
-	redact   []string
 }
 
 func newDiff(a *app) *cobra.Command {
@@ -119,11 +118,6 @@ func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Eve
 	if o.requests < 0 || o.duration < 0 {
 		return api.Errorf(api.ExitUsage, "--requests and --for must not be negative")
 	}
-	cfg, err := o.flags.kube.settings(o.app)
-	if err != nil {
-		return err
-	}
-	o.redact = cfg.Redact
 	req, err := o.request(ctx, on, true)
 	if err != nil {
 		return err
@@ -182,7 +176,7 @@ func (d *diffRun) run(outer context.Context, ended <-chan error) (err error) {
 		return err
 	}
 	defer stop()
-	d.results = shadow.NewResults(d.o.redact, func(g api.DiffGroup) { d.o.app.note("%s", groupText(g)) })
+	d.results = shadow.NewResults(d.o.flags.cfg.Redact, func(g api.DiffGroup) { d.o.app.note("%s", groupText(g)) })
 	if d.har, err = d.o.openHAR(); err != nil {
 		return err
 	}
@@ -362,7 +356,7 @@ func (o *diffOptions) openHAR() (*harFile, error) {
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "--har: %w", err)
 	}
-	return &harFile{file: f, har: exchanges.NewHAR(f), redact: o.redact}, nil
+	return &harFile{file: f, har: exchanges.NewHAR(f), redact: o.flags.cfg.Redact}, nil
 }
 
 // add writes both exchanges of a request.

@@ -75,8 +75,8 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	}
 	o.req.Connection = connection
 	ended, err := o.endIntercepts(ctx, on)
-	var e *api.Error
-	unknown := errors.Is(err, errNoDaemon) || errors.As(err, &e) && e.Code == api.ExitWorkload
+	e, ok := errors.AsType[*api.Error](err)
+	unknown := errors.Is(err, errNoDaemon) || ok && e.Code == api.ExitWorkload
 	if unknown && len(o.req.Workloads) > 0 && !slices.ContainsFunc(o.req.Workloads, isID) {
 		removeErr := o.removeLeftovers(ctx, on)
 		if e := api.AsError(removeErr); e == nil || e.Code != api.ExitWorkload && e.Code != api.ExitKubeconfig {

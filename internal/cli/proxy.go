@@ -119,16 +119,16 @@ func printIntercepts(w io.Writer, f *format, all []api.Intercept) error {
 // connected. intercepts is false if the workload keeps all its requests.
 func (o *proxyOptions) request(ctx context.Context, on func(api.Event),
 	intercepts bool) (api.InterceptRequest, error) {
-	connect, cfg, err := o.flags.request(ctx, o.app, on)
+	connect, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
 		return api.InterceptRequest{}, err
 	}
-	spec, err := o.spec.spec(cfg.Mode)
+	spec, err := o.spec.spec(o.flags.cfg.Mode)
 	if err != nil {
 		return api.InterceptRequest{}, err
 	}
 	if intercepts {
-		if err := checkMatch(&cfg, spec, connect.Namespace); err != nil {
+		if err := checkMatch(&o.flags.cfg, spec, connect.Namespace); err != nil {
 			return api.InterceptRequest{}, err
 		}
 	}

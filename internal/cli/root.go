@@ -56,7 +56,7 @@ func newRoot(a *app) *cobra.Command {
 
 // addCommands adds the commands in the groups of the help.
 func addCommands(root *cobra.Command, a *app) {
-	root.SetHelpCommand(newHelp(a))
+	root.SetHelpCommand(newHelp())
 	root.AddGroup(
 		&cobra.Group{ID: groupConnection, Title: "Connections:"},
 		&cobra.Group{ID: groupIntercept, Title: "Workloads:"},
@@ -132,7 +132,7 @@ func examples(lines ...string) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-func newHelp(a *app) *cobra.Command {
+func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [COMMAND]",
 		Short:   "Show help for a command",
@@ -188,12 +188,11 @@ func unknownCommand(root *cobra.Command, name string) error {
 // flagError explains err and suggests the flag that the user probably meant.
 func flagError(cmd *cobra.Command, err error) error {
 	e := api.Errorf(api.ExitUsage, "%w", err)
-	if value := (*pflag.InvalidValueError)(nil); errors.As(err, &value) {
+	if value, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		e = api.Errorf(api.ExitUsage, "--%s: %q is invalid: %s", value.GetFlag().Name, value.GetValue(),
 			requirement(value))
 	}
-	var unknown *pflag.NotExistError
-	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
 		if similar := similarFlags(cmd.Flags(), unknown.GetSpecifiedName()); len(similar) > 0 {
 			return e.WithHint("did you mean --%s?", strings.Join(similar, " or --"))
 		}

@@ -107,7 +107,7 @@ func (o *runOptions) target(
 	ctx context.Context, l net.Listener, on func(api.Event), quiet func(),
 ) (dev.Target, error) {
 	o.flags.here = true
-	req, _, err := o.flags.request(ctx, o.app, on)
+	req, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
 		return dev.Target{}, err
 	}

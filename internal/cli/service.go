@@ -153,7 +153,7 @@ func (a *app) asRoot(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, sudo, append([]string{"--", a.executable}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() > 0 {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() > 0 {
 		return exitCode(exit.ExitCode()) // sudo or this program has said why
 	}
 	return err

@@ -26,7 +26,7 @@ func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet 
 	}
 	defer l.Close()
 	o.flags.here = true
-	req, _, err := o.flags.request(ctx, o.app, on)
+	req, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
 		return err
 	}

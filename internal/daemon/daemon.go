@@ -129,7 +129,7 @@ func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) erro
 		}
 		return nil
 	})
-	group.Go(func() error { return d.serveHelpers(ctx, helpers) })
+	group.Go(func() error { return d.serveHelpers(helpers) })
 	group.Go(func() error { return footprint.ReleaseMemory(ctx) })
 	group.Go(func() error {
 		defer cancel()

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +16,7 @@ const handoverTimeout = 10 * time.Second
 
 // serveHelpers receives helpers, one per connection: the CLI sends one byte with the descriptor of its end of the
 // helper's socket pair, and receives one line, an api.Error or null.
-func (d *daemon) serveHelpers(ctx context.Context, l net.Listener) error {
+func (d *daemon) serveHelpers(l net.Listener) error {
 	for {
 		conn, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -26,6 +28,28 @@ type Helper interface {
 	Done() <-chan struct{}
 	// Close removes everything that Apply made and ends the helper.
 	Close() error
+}
+
+// unprivileged is the part that the Helpers without root have in common. Close ends it.
+type unprivileged struct {
+	over context.Context
+	end  context.CancelFunc
+}
+
+func newUnprivileged() unprivileged {
+	over, end := context.WithCancel(context.Background())
+	return unprivileged{over, end}
+}
+
+func (u unprivileged) Done() <-chan struct{} { return u.over.Done() }
+
+func (u unprivileged) Close() error {
+	u.end()
+	return nil
+}
+
+func (unprivileged) MarkedSocket(context.Context, string) (*os.File, error) {
+	return nil, fmt.Errorf("cannot create a marked socket: %w: nothing is redirected", errors.ErrUnsupported)
 }
 
 func errHelperEnded() *api.Error {

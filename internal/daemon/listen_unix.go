@@ -9,7 +9,20 @@ import (
 	"log/slog"
 	"net"
 	"os"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/unixsocket"
 )
+
+// lockFile locks a file, or returns ErrRunning.
+func lockFile(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return ErrRunning
+	}
+	return err
+}
 
 // listen creates a unix socket at path that only processes of this user can use. Its directory is closed to other
 // users. In addition, the listener checks the user of each connection: a process could hold a descriptor of an old
@@ -41,7 +54,7 @@ func (l *ownListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		uid, err := peerUID(conn)
+		uid, err := unixsocket.PeerUID(conn)
 		if err == nil && uid == os.Geteuid() {
 			return conn, nil
 		}

@@ -9,36 +9,18 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/windows"
 )
 
-// lock makes this process the only daemon, or returns ErrRunning. Windows unlocks the file when the process ends. It
-// locks a byte far behind the content, because nobody can read what is locked.
-func lock(path string) (unlock func() error, err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("cannot open the daemon's lock: %w", err)
-	}
+// lockFile locks a byte far behind the content, because nobody can read what is locked, or returns ErrRunning.
+func lockFile(f *os.File) error {
 	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
-	err = windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, &windows.Overlapped{Offset: 1 << 30})
+	err := windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, &windows.Overlapped{Offset: 1 << 30})
 	if errors.Is(err, windows.ERROR_LOCK_VIOLATION) {
-		f.Close()
-		return nil, ErrRunning
+		return ErrRunning
 	}
-	// The CLI shows the PID of a daemon that does not answer.
-	if err == nil {
-		err = f.Truncate(0)
-	}
-	if err == nil {
-		_, err = f.WriteString(strconv.Itoa(os.Getpid()) + "\n")
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
-	}
-	return f.Close, nil
+	return err
 }
 
 // listen creates a unix socket at path. Only processes of this user can use it: Windows compares a process that

@@ -17,6 +17,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/sandbox"
 	"kubevpn/pkg/host/unixsocket"
+	"kubevpn/pkg/wakeup"
 )
 
 // resolvConfInterval is the pause between two reads of the nameservers of this machine, which change with its network.
@@ -24,22 +25,19 @@ const resolvConfInterval = 3 * time.Second
 
 // placeHelper is the Helper that configures a Place.
 type placeHelper struct {
+	unprivileged
 	place      sandbox.Place
 	resolvConf string // path, on this machine
 	log        *slog.Logger
 	changes    chan api.NetworkApplied
-	done       chan struct{}
-	close      func()
 
 	mu   sync.Mutex
 	last api.NetworkApplied
 }
 
 func newPlaceHelper(place sandbox.Place, resolvConf string, logger *slog.Logger) *placeHelper {
-	h := &placeHelper{place: place, resolvConf: resolvConf, log: logger, changes: make(chan api.NetworkApplied, 1),
-		done: make(chan struct{})}
-	h.close = sync.OnceFunc(func() { close(h.done) })
-	return h
+	return &placeHelper{unprivileged: newUnprivileged(), place: place, resolvConf: resolvConf, log: logger,
+		changes: make(chan api.NetworkApplied, 1)}
 }
 
 // CreateTUN returns the Place's device and ignores name and MTU.
@@ -98,15 +96,8 @@ func nameservers(resolvConf string) (servers []netip.AddrPort, err error) {
 
 // follow calls look at intervals until the helper is closed.
 func (h *placeHelper) follow() {
-	tick := time.NewTicker(resolvConfInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-h.done:
-			return
-		case <-tick.C:
-			h.look()
-		}
+	for wakeup.Pause(h.over, resolvConfInterval) {
+		h.look()
 	}
 }
 
@@ -130,15 +121,4 @@ func (h *placeHelper) look() {
 	h.changes <- h.last
 }
 
-func (h *placeHelper) MarkedSocket(_ context.Context, network string) (*os.File, error) {
-	return nil, fmt.Errorf("cannot create a marked socket (%q): %w: nothing is redirected", network,
-		errors.ErrUnsupported)
-}
-
 func (h *placeHelper) Changes() <-chan api.NetworkApplied { return h.changes }
-func (h *placeHelper) Done() <-chan struct{}              { return h.done }
-
-func (h *placeHelper) Close() error {
-	h.close()
-	return nil
-}

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,11 +32,10 @@ const socksUser = "kubevpn"
 //	                 └─ address ─┬─ the cluster's ══▶ traffic manager
 //	                             └─ all else ───────▶ a socket of this process
 type proxy struct {
+	unprivileged
 	listener       net.Listener
 	password, page string
 	logger         *slog.Logger
-	done           chan struct{}
-	close          func()
 	link           atomic.Pointer[api.Link] // nil: there is none yet
 
 	// run sets these.
@@ -46,12 +44,10 @@ type proxy struct {
 }
 
 func newProxy(listener net.Listener, logger *slog.Logger) *proxy {
-	p := &proxy{
-		listener: listener, password: rand.Text(), page: "/" + rand.Text() + ".pac", logger: logger,
-		done: make(chan struct{}),
+	return &proxy{
+		unprivileged: newUnprivileged(), listener: listener, password: rand.Text(),
+		page: "/" + rand.Text() + ".pac", logger: logger,
 	}
-	p.close = sync.OnceFunc(func() { close(p.done) })
-	return p
 }
 
 // status returns what a program needs to use the proxy.
@@ -108,17 +104,7 @@ func (p *proxy) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 	return api.NetworkApplied{ResolverMode: api.ResolverProxy}, nil
 }
 
-func (p *proxy) MarkedSocket(context.Context, string) (*os.File, error) {
-	return nil, fmt.Errorf("a proxy redirects no queries: %w", errors.ErrUnsupported)
-}
-
 func (p *proxy) Changes() <-chan api.NetworkApplied { return nil }
-func (p *proxy) Done() <-chan struct{}              { return p.done }
-
-func (p *proxy) Close() error {
-	p.close()
-	return nil
-}
 
 // routed reports whether an address is in the cluster's networks.
 func (p *proxy) routed(a netip.Addr) bool {

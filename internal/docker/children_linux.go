@@ -362,8 +362,8 @@ func (one *running) exit() (int, error) {
 	if ended := one.remote.Ended(); ended != nil {
 		return ended.Code, nil
 	}
-	var exit *exec.ExitError
-	if !errors.As(one.err, &exit) {
+	exit, ok := errors.AsType[*exec.ExitError](one.err)
+	if !ok {
 		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a report: %w", one.container,
 			errors.Join(errors.New("its first process ended"), one.err))
 	}

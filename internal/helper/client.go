@@ -119,11 +119,9 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 func (c *Client) Close() error {
 	// If the helper has ended, this fails, and read notices it.
 	_ = c.wire.CloseWrite()
-	timeout := time.NewTimer(closeTimeout)
-	defer timeout.Stop()
 	select {
 	case <-c.done:
-	case <-timeout.C:
+	case <-time.After(closeTimeout):
 		_ = c.wire.Close()
 		<-c.done
 		return api.Errorf(api.ExitNetwork, "the root helper did not end within %s", closeTimeout)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"syscall"
 
@@ -98,7 +99,7 @@ func second(ctx context.Context, ready *os.File) error {
 	if err != nil {
 		return errors.Join(err, ready.Close())
 	}
-	uid, err := caller(int(socket.Fd()))
+	uid, err := caller(socket)
 	cfg := LocalConfig{UID: uid}
 	if err = reportReady(socket, cfg, err); err != nil {
 		return errors.Join(err, socket.Close(), ready.Close())
@@ -139,16 +140,26 @@ func takeStdin() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "socket"), nil
 }
 
+// creator returns the user who created a socketpair, or who connected. macOS does not know the former: only a process
+// that inherited the socketpair from the caller of sudo has it.
+func creator(socket *os.File) (uid int, known bool, err error) {
+	uid, err = unixsocket.PeerUID(socket)
+	if err != nil && runtime.GOOS == "darwin" {
+		return 0, false, nil
+	}
+	return uid, err == nil, err
+}
+
 // caller returns the user of sudo, or root. If the system knows who created the socketpair, it must be that user, or
 // root.
-func caller(fd int) (uid int, err error) {
+func caller(socket *os.File) (uid int, err error) {
 	uid = os.Getuid()
 	if s := os.Getenv("SUDO_UID"); s != "" {
 		if uid, err = strconv.Atoi(s); err != nil {
 			return 0, fmt.Errorf("SUDO_UID: %w", err)
 		}
 	}
-	owner, known, err := creator(fd)
+	owner, known, err := creator(socket)
 	if err != nil {
 		return 0, fmt.Errorf("cannot determine the owner of the socket: %w", err)
 	}

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/unixsocket"
 )
@@ -13,15 +11,6 @@ import (
 // thisProgram returns the running program. It is not the program's path: since sudo checked it, a user who can write
 // there could have replaced the program.
 func thisProgram() (string, error) { return "/proc/self/exe", nil }
-
-// creator returns the user who created a socketpair, or who connected.
-func creator(fd int) (uid int, known bool, err error) {
-	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return 0, false, err
-	}
-	return int(peer.Uid), true, nil
-}
 
 // checkNetwork returns an error if the process at the other end of a connection is in another network namespace, as in
 // a container: the helper would change a network that this process does not use.

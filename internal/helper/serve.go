@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -144,23 +145,13 @@ func (o *outbox) put(r response) {
 
 // run sends until ctx ends, and then sends the rest of the queue.
 func (o *outbox) run(ctx context.Context) {
-	for {
+	for ctx.Err() == nil || len(o.queue) > 0 {
 		select {
 		case r := <-o.queue:
 			if o.wire.Send(r, nil) != nil {
 				return
 			}
 		case <-ctx.Done():
-			for {
-				select {
-				case r := <-o.queue:
-					if o.wire.Send(r, nil) != nil {
-						return
-					}
-				default:
-					return
-				}
-			}
 		}
 	}
 }
@@ -176,7 +167,7 @@ func (h *remoteHandler) Enabled(_ context.Context, level slog.Level) bool {
 }
 
 func (h *remoteHandler) Handle(_ context.Context, r slog.Record) error {
-	line := &unixsocket.LogLine{Level: r.Level, Message: r.Message, Attrs: h.attrs[:len(h.attrs):len(h.attrs)]}
+	line := &unixsocket.LogLine{Level: r.Level, Message: r.Message, Attrs: slices.Clip(h.attrs)}
 	r.Attrs(func(a slog.Attr) bool {
 		line.Attrs = append(line.Attrs, a.Key, a.Value.String())
 		return true
@@ -186,7 +177,7 @@ func (h *remoteHandler) Handle(_ context.Context, r slog.Record) error {
 }
 
 func (h *remoteHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	c := &remoteHandler{out: h.out, attrs: h.attrs[:len(h.attrs):len(h.attrs)]}
+	c := &remoteHandler{out: h.out, attrs: slices.Clip(h.attrs)}
 	for _, a := range attrs {
 		c.attrs = append(c.attrs, a.Key, a.Value.String())
 	}

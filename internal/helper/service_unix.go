@@ -78,7 +78,7 @@ func accepted(ctx context.Context) error {
 		return err
 	}
 	cfg := LocalConfig{Journal: slog.NewTextHandler(os.Stderr, nil)}
-	uid, known, err := creator(int(socket.Fd()))
+	uid, known, err := creator(socket)
 	if err == nil && !known {
 		err = errors.New("the system does not say who connected")
 	}

@@ -48,8 +48,7 @@ func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
 	}
 	announce("Links, routes and name resolution require root: sudo may ask for your password.")
 	socket, err := startProcess(ctx, cfg)
-	var e *api.Error
-	if denied && errors.As(err, &e) {
+	if e, ok := errors.AsType[*api.Error](err); ok && denied {
 		err = e.WithHint("%s\nThe service of the root helper is for other users: see `kubevpn service status`", e.Hint)
 	}
 	return socket, err

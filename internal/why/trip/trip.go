@@ -252,8 +252,7 @@ func stepOf(err error, began time.Time) Step {
 		return s
 	}
 	s.Failure, s.Error = failures[transport.CodeOf(err)], transport.Describe(err)
-	var dns *net.DNSError
-	if errors.As(err, &dns) && dns.IsNotFound && s.Failure != TimedOut {
+	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound && s.Failure != TimedOut {
 		s.Failure = NotFound
 	}
 	return s

@@ -293,7 +293,7 @@ func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, 
 
 // Update atomically replaces the files of the volume with the name of v.
 func (p *Process) Update(ctx context.Context, v Volume) error {
-	if _, there := volumeOf(p.volumes, v.Name); !there {
+	if !hasVolume(p.volumes, v.Name) {
 		return fmt.Errorf("there is no volume %q", v.Name)
 	}
 	if err := p.remote.Update(ctx, v); err != nil {

@@ -220,7 +220,7 @@ func (c *Config) check() error {
 			return err
 		}
 		if m.Volume != "" {
-			if _, there := volumeOf(c.Volumes, m.Volume); !there {
+			if !hasVolume(c.Volumes, m.Volume) {
 				return fmt.Errorf("mounting at %s: there is no volume %q", m.Path, m.Volume)
 			}
 		}

@@ -182,8 +182,7 @@ func (s *server) dial(r request) {
 	}()
 	conn, err := new(net.Dialer).DialContext(ctx, r.Dial.Network, r.Dial.Address)
 	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) {
+		if op, ok := errors.AsType[*net.OpError](err); ok {
 			err = op.Err // the client adds the rest
 		}
 		r.answer(report{}, err, nil)

@@ -205,11 +205,7 @@ func (w *writer) resolve(sub string) (string, error) {
 	return sub, err
 }
 
-// volumeOf returns the volume of that name.
-func volumeOf(volumes []Volume, name string) (Volume, bool) {
-	i := slices.IndexFunc(volumes, func(v Volume) bool { return v.Name == name })
-	if i < 0 {
-		return Volume{}, false
-	}
-	return volumes[i], true
+// hasVolume reports whether there is a volume of that name.
+func hasVolume(volumes []Volume, name string) bool {
+	return slices.ContainsFunc(volumes, func(v Volume) bool { return v.Name == name })
 }

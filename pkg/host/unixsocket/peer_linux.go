@@ -28,6 +28,15 @@ func Peer(conn syscall.Conn) (*unix.Ucred, error) {
 	return peer, nil
 }
 
+// PeerUID returns the user of Peer.
+func PeerUID(conn syscall.Conn) (int, error) {
+	peer, err := Peer(conn)
+	if err != nil {
+		return -1, err
+	}
+	return int(peer.Uid), nil
+}
+
 // SharesNetwork reports whether a process is in the network namespace of this one. It needs no privilege: each
 // namespace has its own files in /proc/PID/net, whereas /proc/PID/ns/net of another user requires CAP_SYS_PTRACE.
 func SharesNetwork(pid int) (bool, error) {
