@@ -16,6 +16,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/exchanges"
 	"kubevpn/internal/shadow"
+	"kubevpn/pkg/wakeup"
 )
 
 type diffOptions struct {
@@ -249,19 +250,12 @@ func (d *diffRun) progress(ctx context.Context) {
 	if terminalOf(d.o.app.errout) == nil {
 		return
 	}
-	ticker := time.NewTicker(progressInterval)
-	defer ticker.Stop()
-	for last := 0; ; {
-		select {
-		case <-ticker.C:
-			requests, differ := d.results.Counts()
-			if requests != last {
-				d.o.app.note("%s, %d differ", api.Count(requests, "request"), differ)
-			}
-			last = requests
-		case <-ctx.Done():
-			return
+	for last := 0; wakeup.Pause(ctx, progressInterval); {
+		requests, differ := d.results.Counts()
+		if requests != last {
+			d.o.app.note("%s, %d differ", api.Count(requests, "request"), differ)
 		}
+		last = requests
 	}
 }
 

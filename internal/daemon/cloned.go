@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -21,11 +20,15 @@ import (
 type cloned struct {
 	clone     *clone.Clone
 	intercept *intercept.Intercept // nil: the clone receives no requests
-	begun     chan struct{}
-	once      sync.Once
 }
 
-func (c *cloned) Begun() <-chan struct{} { return c.begun }
+// Begun is that of the intercept, which Run runs once the clone has begun.
+func (c *cloned) Begun() <-chan struct{} {
+	if c.intercept == nil {
+		return c.clone.Begun()
+	}
+	return c.intercept.Begun()
+}
 
 func (c *cloned) Status() api.Intercept {
 	var s api.Intercept
@@ -101,19 +104,9 @@ func (c *cloned) Run(ctx context.Context) error {
 			return nil
 		}
 		if c.intercept == nil {
-			c.once.Do(func() { close(c.begun) })
 			<-gctx.Done()
 			return nil
 		}
-		done := make(chan struct{})
-		defer close(done)
-		go func() {
-			select {
-			case <-c.intercept.Begun():
-				c.once.Do(func() { close(c.begun) })
-			case <-done:
-			}
-		}()
 		return c.intercept.Run(gctx)
 	})
 	return g.Wait()

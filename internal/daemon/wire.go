@@ -104,7 +104,7 @@ func newCloned(cfg intercept.Config) (Intercept, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &cloned{begun: make(chan struct{})}
+	c := &cloned{}
 	spec := *cfg.Spec.Clone
 	if strings.HasPrefix(cfg.Workload, "cronjob/") {
 		if m := cfg.Spec.Match; len(m.Headers) > 0 || m.Path != "" || len(m.Methods) > 0 {

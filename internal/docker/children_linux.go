@@ -128,12 +128,10 @@ const (
 // removed waits until a container is removed. After removeTimeout it removes the container by force.
 func (r *run) removed(c *child) error {
 	wait := func(limit time.Duration) bool {
-		t := time.NewTimer(limit)
-		defer t.Stop()
 		select {
 		case <-c.done:
 			return true
-		case <-t.C:
+		case <-time.After(limit):
 			return false
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // Engine is the Docker Engine of this machine that the docker command uses.
@@ -129,8 +130,6 @@ func (e *Engine) output(ctx context.Context, args ...string) ([]byte, error) {
 
 // remove ends and removes a container, and waits until the engine, which may be removing it already, has done so.
 func (e *Engine) remove(ctx context.Context, name string) error {
-	again := time.NewTicker(100 * time.Millisecond)
-	defer again.Stop()
 	var why error
 	for {
 		_, err := e.output(ctx, "rm", "--force", "--volumes", name)
@@ -140,9 +139,7 @@ func (e *Engine) remove(ctx context.Context, name string) error {
 		if ctx.Err() == nil {
 			why = err
 		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
+		if !wakeup.Pause(ctx, 100*time.Millisecond) {
 			return errors.Join(why, context.Cause(ctx))
 		}
 	}

@@ -234,12 +234,10 @@ func (r *run) work(held, watched context.Context) (int, error) {
 // released returns the result of a run whose `docker run` has returned: its container has ended, or still runs without
 // the terminal.
 func (r *run) released() (int, error) {
-	late := time.NewTimer(endReportTimeout)
-	defer late.Stop()
 	select {
 	case <-r.chosen.ended:
 		return r.chosen.exit()
-	case <-late.C:
+	case <-time.After(endReportTimeout):
 	}
 	r.chosen.detached = true
 	err := api.Errorf(api.ExitEngine,

@@ -209,8 +209,7 @@ func (s *scutil) do(commands string) (answer []string, err error) {
 	if _, err := fmt.Fprintf(s.in, "%sd.init\nd.add kubevpn-end # %d\nd.show\n", commands, s.count); err != nil {
 		return nil, fmt.Errorf("writing to scutil: %w", err)
 	}
-	limit := time.NewTimer(answerTimeout)
-	defer limit.Stop()
+	limit := time.After(answerTimeout)
 	for {
 		select {
 		case line, ok := <-s.answers:
@@ -221,7 +220,7 @@ func (s *scutil) do(commands string) (answer []string, err error) {
 				return answer, nil
 			}
 			answer = append(answer, line)
-		case <-limit.C:
+		case <-limit:
 			return answer, fmt.Errorf("scutil has not answered within %v", answerTimeout)
 		}
 	}
