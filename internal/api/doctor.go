@@ -1,7 +1,5 @@
 package api
 
-import "slices"
-
 // FindingState is the result of one check of `kubevpn doctor`.
 type FindingState string
 
@@ -42,9 +40,5 @@ type Diagnosis struct {
 
 // Failed returns the first check that failed, or nil.
 func (d *Diagnosis) Failed() *Finding {
-	n := slices.IndexFunc(d.Findings, func(f Finding) bool { return f.State == FindingFailed })
-	if n < 0 {
-		return nil
-	}
-	return &d.Findings[n]
+	return Find(d.Findings, func(f Finding) bool { return f.State == FindingFailed })
 }

@@ -3,8 +3,10 @@ package api
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Clean makes text of unknown origin safe to print on a terminal. It removes control characters except newline and tab,
@@ -20,6 +22,19 @@ func Clean(s string) string {
 		}
 		return r
 	}, s)
+}
+
+// WholeRunes returns b without the beginning of a character at its end.
+func WholeRunes(b []byte) []byte {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if last := b[len(b)-n:]; utf8.RuneStart(last[0]) {
+			if !utf8.FullRune(last) {
+				return b[:len(b)-n]
+			}
+			break
+		}
+	}
+	return b
 }
 
 // ParseAddrs parses comma-separated IP addresses. It converts IPv4-mapped ones to IPv4.
@@ -50,6 +65,14 @@ func Count(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// Find returns the first item of a list that is wanted, or nil.
+func Find[T any](list []T, wanted func(T) bool) *T {
+	if n := slices.IndexFunc(list, wanted); n >= 0 {
+		return &list[n]
+	}
+	return nil
 }
 
 // Texts returns the texts of the items of a list.

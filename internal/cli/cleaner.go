@@ -2,8 +2,8 @@ package cli
 
 import (
 	"io"
+	"slices"
 	"sync"
-	"unicode/utf8"
 
 	"kubevpn/internal/api"
 )
@@ -21,17 +21,9 @@ func (c *cleaner) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	text := append(c.rest, p...)
-	whole := len(text)
-	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
-		if last := text[len(text)-n:]; utf8.RuneStart(last[0]) {
-			if !utf8.FullRune(last) {
-				whole -= n
-			}
-			break
-		}
-	}
-	c.rest = append([]byte(nil), text[whole:]...)
-	if _, err := io.WriteString(c.w, api.Clean(string(text[:whole]))); err != nil {
+	whole := api.WholeRunes(text)
+	c.rest = slices.Clone(text[len(whole):])
+	if _, err := io.WriteString(c.w, api.Clean(string(whole))); err != nil {
 		return 0, err
 	}
 	return len(p), nil

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -275,14 +276,7 @@ func took(seconds float64) string {
 
 // isText reports whether a terminal can show data, whose last character may be cut.
 func isText(data []byte) bool {
-	for n := 0; n < len(data); {
-		r, size := utf8.DecodeRune(data[n:])
-		if r == 0 || r == utf8.RuneError && size <= 1 && utf8.FullRune(data[n:]) {
-			return false
-		}
-		n += size
-	}
-	return true
+	return utf8.Valid(api.WholeRunes(data)) && !bytes.ContainsRune(data, 0)
 }
 
 // writeBody writes what was recorded of a body, each line behind prefix.

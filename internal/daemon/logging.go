@@ -32,8 +32,8 @@ const (
 // recentLog remembers the last lines of the log, for the page. The zero value is ready. It is safe for concurrent use.
 type recentLog struct {
 	mu    sync.Mutex
-	lines []string // a ring: line n is at n % maxLogLines
-	count int      // of all lines
+	lines []string
+	count int // of all lines
 }
 
 // Write implements io.Writer for a slog.Handler, which writes one line at a time.
@@ -41,11 +41,7 @@ func (l *recentLog) Write(line []byte) (int, error) {
 	text := strings.Clone(api.CleanLine(string(line[:min(len(line), maxLogLine)])))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.lines) < maxLogLines {
-		l.lines = append(l.lines, text)
-	} else {
-		l.lines[l.count%maxLogLines] = text
-	}
+	l.lines = append(l.lines[max(0, len(l.lines)+1-maxLogLines):], text)
 	l.count++
 	return len(line), nil
 }
@@ -54,9 +50,6 @@ func (l *recentLog) Write(line []byte) (int, error) {
 func (l *recentLog) since(n int) (lines []string, next int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	lines = []string{}
-	for n = max(n, l.count-maxLogLines); n < l.count; n++ {
-		lines = append(lines, l.lines[n%maxLogLines])
-	}
-	return lines, l.count
+	forgotten := l.count - len(l.lines)
+	return append([]string{}, l.lines[max(0, n-forgotten):]...), l.count // never null
 }

@@ -96,12 +96,7 @@ func session(ctx context.Context, f *facts) api.Finding {
 
 // connected returns the daemon's connection to this cluster if it works, or nil.
 func (f *facts) connected() *api.Connection {
-	for _, c := range f.connections() {
-		if c.Status == api.StatusConnected {
-			return &c
-		}
-	}
-	return nil
+	return api.Find(f.connections(), func(c api.Connection) bool { return c.Status == api.StatusConnected })
 }
 
 // managerVersion compares the version of the traffic manager with that of this program.

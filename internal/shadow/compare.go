@@ -84,10 +84,7 @@ func commonPrefix[T string | []byte](a, b T) int {
 
 // clip returns the text, or its beginning.
 func clip(s string) string {
-	if len(s) <= maxText {
-		return s
-	}
-	return string(trimRune([]byte(s[:maxText]))) + "…"
+	return cut(s, maxText)
 }
 
 func (c *comparison) headers(what string, a, b http.Header) {
@@ -141,7 +138,7 @@ func (c *comparison) bodies(a, b *api.ExchangeResponse) {
 		n := min(len(from), len(to))
 		from, to = from[:n], to[:n]
 	}
-	if utf8.Valid(trimRune(from)) && utf8.Valid(trimRune(to)) {
+	if utf8.Valid(api.WholeRunes(from)) && utf8.Valid(api.WholeRunes(to)) {
 		c.texts(string(from), string(to))
 		return
 	}
@@ -167,19 +164,6 @@ func unpack(r *api.ExchangeResponse) (data []byte, whole bool, err error) {
 		whole = false
 	}
 	return data, whole, nil
-}
-
-// trimRune removes an incomplete character at the end.
-func trimRune(b []byte) []byte {
-	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
-		if last := b[len(b)-n:]; utf8.RuneStart(last[0]) {
-			if !utf8.FullRune(last) {
-				return b[:len(b)-n]
-			}
-			break
-		}
-	}
-	return b
 }
 
 // isJSON reports whether the headers call a body JSON, or it begins as such.

@@ -77,11 +77,15 @@ var (
 
 // shorten makes a text of the cluster one line of limited length.
 func shorten(s string, limit int) string {
-	s = api.CleanLine(s)
+	return cut(api.CleanLine(s), limit)
+}
+
+// cut returns at most limit bytes of a text, and a mark if that is not all.
+func cut(s string, limit int) string {
 	if len(s) <= limit {
 		return s
 	}
-	return string(trimRune([]byte(s[:limit]))) + "…"
+	return string(api.WholeRunes([]byte(s[:limit]))) + "…"
 }
 
 // skip counts a request that is not compared.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/podstatus"
 )
 
@@ -36,13 +37,9 @@ func (e endpoint) String() string {
 
 // servicePort returns the TCP port of the Service with that number, or nil.
 func servicePort(s *corev1.Service, number uint16) *corev1.ServicePort {
-	n := slices.IndexFunc(s.Spec.Ports, func(p corev1.ServicePort) bool {
+	return api.Find(s.Spec.Ports, func(p corev1.ServicePort) bool {
 		return isTCP(p.Protocol) && p.Port == int32(number)
 	})
-	if n < 0 {
-		return nil
-	}
-	return &s.Spec.Ports[n]
 }
 
 func isTCP(p corev1.Protocol) bool { return p == corev1.ProtocolTCP || p == "" }
@@ -135,10 +132,7 @@ func (f *facts) endpointOfPod() []endpoint {
 }
 
 func (f *facts) podNamed(name string) *corev1.Pod {
-	if n := slices.IndexFunc(f.Pods, func(p corev1.Pod) bool { return p.Name == name }); n >= 0 {
-		return &f.Pods[n]
-	}
-	return nil
+	return api.Find(f.Pods, func(p corev1.Pod) bool { return p.Name == name })
 }
 
 // unready returns why a pod is not ready.

@@ -418,13 +418,9 @@ func (j *judge) choice(s *corev1.Service) string {
 	case len(j.ready) == 1:
 		return "the traffic manager sends to " + j.ready[0].String() + ", the only one"
 	}
-	scheduler := "rr"
-	for _, setting := range j.Connection.Settings {
-		if setting.Key == "scheduler" {
-			scheduler = setting.Value
-		}
-	}
-	return fmt.Sprintf("the traffic manager chooses one (%s)", scheduler)
+	is := func(s api.Setting) bool { return s.Key == "scheduler" }
+	setting := cmp.Or(api.Find(j.Connection.Settings, is), &api.Setting{Value: "rr"})
+	return fmt.Sprintf("the traffic manager chooses one (%s)", setting.Value)
 }
 
 // unready tells why pods of the Service are not ready.
@@ -555,13 +551,9 @@ func (j *judge) dial() finding {
 
 // refusing returns the first endpoint that refuses connections, or nil.
 func (j *judge) refusing() *endpoint {
-	for _, e := range j.all {
-		s := j.Dials[e.to]
-		if s.Failure == trip.Refused || e.to == j.Trip.To {
-			return &e
-		}
-	}
-	return nil
+	return api.Find(j.all, func(e endpoint) bool {
+		return j.Dials[e.to].Failure == trip.Refused || e.to == j.Trip.To
+	})
 }
 
 // closedPort is the finding for an endpoint that refuses connections.
