@@ -204,12 +204,8 @@ func printClone(w io.Writer, i *api.Intercept) {
 	if c.Host != "" {
 		fmt.Fprintf(w, "  name      %s\n", hostName(c))
 	}
-	for _, s := range c.Sync {
-		fmt.Fprintf(w, "  sync      %s\n", syncState(s))
-	}
-	for _, note := range c.Notes {
-		fmt.Fprintf(w, "  note      %s\n", note)
-	}
+	printEach(w, "sync", api.Texts(c.Sync, syncState)...)
+	printEach(w, "note", c.Notes...)
 }
 
 // podState returns "ready", or "not ready" with the reason.

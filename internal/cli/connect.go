@@ -152,11 +152,14 @@ func printConnected(w io.Writer, c *api.Connection) {
 	if c.SOCKS != nil {
 		printProxy(w, c.SOCKS)
 	}
-	for _, check := range c.Checks {
-		fmt.Fprintf(w, "  checked   %s %s: %s\n", check.What, check.Target, check.Seen)
-	}
-	for _, warning := range c.Warnings {
-		fmt.Fprintf(w, "  warning   %s\n", warning)
+	printEach(w, "checked", api.Texts(c.Checks, checkText)...)
+	printEach(w, "warning", c.Warnings...)
+}
+
+// printEach prints a labelled line for each text.
+func printEach(w io.Writer, label string, texts ...string) {
+	for _, text := range texts {
+		fmt.Fprintf(w, "  %-9s %s\n", label, text)
 	}
 }
 

@@ -176,15 +176,11 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 	if i.Mode != "" {
 		fmt.Fprintf(w, "  agent     %s\n", strings.TrimSuffix(i.Mode+": "+i.ModeReason, ": "))
 	}
-	for _, check := range i.Checks {
-		fmt.Fprintf(w, "  checked   %s %s: %s\n", check.What, check.Target, check.Seen)
-	}
+	printEach(w, "checked", api.Texts(i.Checks, checkText)...)
 	for _, other := range i.Others {
-		fmt.Fprintf(w, "  beside    %s: %s\n", other.Owner, matched(other.Match, other.Mirror))
+		printEach(w, "beside", other.Owner+": "+matched(other.Match, other.Mirror))
 	}
-	for _, warning := range i.Warnings {
-		fmt.Fprintf(w, "  warning   %s\n", warning)
-	}
+	printEach(w, "warning", i.Warnings...)
 }
 
 // portName returns "8080", "udp/53" or "8080 (http)".

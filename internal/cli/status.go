@@ -221,27 +221,23 @@ func (o *statusOptions) details(c api.Connection) []string {
 			lines = append(lines, fmt.Sprintf("%d DNS answers were up to 30 s older than their TTL, because the "+
 				"connection was interrupted", n))
 		}
-		lines = append(lines, api.Texts(c.Checks, describeCheck)...)
+		lines = append(lines, prefixed("checked ", api.Texts(c.Checks, checkText))...)
 	}
 	lines = append(lines, unroutedHosts(c.DNS.Hosts)...)
-	return slices.Concat(lines, api.Texts(c.Warnings, marked), errorLines(c.Error))
+	return slices.Concat(lines, prefixed("! ", c.Warnings), errorLines(c.Error))
 }
 
-func describeCheck(c api.Check) string {
-	return fmt.Sprintf("checked %s %s: %s", c.What, c.Target, c.Seen)
-}
+func checkText(c api.Check) string { return fmt.Sprintf("%s %s: %s", c.What, c.Target, c.Seen) }
 
-// marked returns the line of a warning.
-func marked(warning string) string { return "! " + warning }
+// prefixed returns the texts behind a prefix.
+func prefixed(prefix string, texts []string) []string {
+	return api.Texts(texts, func(text string) string { return prefix + text })
+}
 
 // describeDomains returns lines about names that are resolved differently because the user said so.
 func describeDomains(s api.DNSStatus) (lines []string) {
-	for _, d := range s.ExtraDomains {
-		lines = append(lines, "cluster DNS answers names under "+d)
-	}
-	for _, d := range s.ExcludeDomains {
-		lines = append(lines, "this machine's nameservers answer names under "+d)
-	}
+	lines = slices.Concat(prefixed("cluster DNS answers names under ", s.ExtraDomains),
+		prefixed("this machine's nameservers answer names under ", s.ExcludeDomains))
 	for _, h := range s.Hosts {
 		if h.Routed {
 			lines = append(lines, fmt.Sprintf("routed %v: %s", h.Address, h.Name))

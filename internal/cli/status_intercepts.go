@@ -62,7 +62,7 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 		if i.ModeReason != "" {
 			lines = append(lines, "agent "+i.Mode+": "+i.ModeReason)
 		}
-		lines = append(lines, api.Texts(i.Checks, describeCheck)...)
+		lines = append(lines, prefixed("checked ", api.Texts(i.Checks, checkText))...)
 	}
 	if i.Clone != nil {
 		lines = append(lines, o.cloneDetails(i.Clone)...)
@@ -76,11 +76,9 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 	if i.LastError != "" && o.output.value != "wide" {
 		lines = append(lines, "! last error: "+i.LastError)
 	}
-	lines = append(lines, api.Texts(i.Warnings, marked)...)
+	lines = append(lines, prefixed("! ", i.Warnings)...)
 	for _, other := range i.Others {
-		for _, note := range other.Notes {
-			lines = append(lines, "! "+other.Owner+": "+note)
-		}
+		lines = append(lines, prefixed("! "+other.Owner+": ", other.Notes)...)
 	}
 	return append(lines, errorLines(i.Error)...)
 }
@@ -113,9 +111,7 @@ func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 		}
 	}
 	if o.output.value == "wide" {
-		for _, note := range c.Notes {
-			lines = append(lines, "note "+note)
-		}
+		lines = append(lines, prefixed("note ", c.Notes)...)
 	}
 	return lines
 }

@@ -199,10 +199,8 @@ func absent(err error) bool {
 }
 
 func ignore(err error, those ...error) error {
-	for _, e := range those {
-		if errors.Is(err, e) {
-			return nil
-		}
+	if slices.ContainsFunc(those, func(e error) bool { return errors.Is(err, e) }) {
+		return nil
 	}
 	return err
 }
@@ -217,12 +215,7 @@ func (d diversion) othersDivert() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("listing chains: %w", err)
 	}
-	for _, c := range chains {
-		if c.Name == d.chain() {
-			return true, nil
-		}
-	}
-	return false, nil
+	return slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return c.Name == d.chain() }), nil
 }
 
 // prove opens a test connection to a local address from a foreign one, and sends a byte each way.
