@@ -103,10 +103,10 @@ contracts: ## on any system, as root: the tests of what kubevpn changes on a mac
 elsewhere: ## go vet for macOS and Windows, and the tests compiled for both
 	scripts/elsewhere
 
-docs: ## write docs/reference from the commands and types, and the README of the chart from its values
+docs: ## write docs/reference from the commands and types; from the chart, its README and the objects of install
 	$(GO) test -run TestReferenceIsGenerated ./internal/cli -args -update-reference
 	$(GO) test -C test -run IsGenerated ./schema -args -update
-	$(GO) test -C test -run TestReadmeIsGenerated ./chart -args -update
+	$(GO) test -C test -run IsGenerated ./chart -args -update
 
 test: ## lint, unit tests, network namespaces, real clusters (the last two: Linux, root); without clusters: scripts/test unit
 	scripts/test

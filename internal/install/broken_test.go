@@ -27,7 +27,7 @@ func TestDeploymentIsBrokenAfterAFailedPullOrAMinute(t *testing.T) {
 		{name: "an_old_pod_serves", available: 1, since: time.Second, state: waiting("ImagePullBackOff")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			pod := &corev1.Pod{ObjectMeta: meta("n", "p"), Status: corev1.PodStatus{
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "p"}, Status: corev1.PodStatus{
 				ContainerStatuses: []corev1.ContainerStatus{{Name: containerName, State: tt.state}},
 			}}
 			d := deployment(Options{Namespace: "n", Image: "i"})

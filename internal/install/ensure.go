@@ -494,14 +494,14 @@ type part struct {
 
 // parts returns the ServiceAccount, the ClusterRole, its binding and the Role of users, in this order.
 func (e *ensurer) parts(ns string) []part {
+	const group = rbacv1.GroupName
 	rbac := e.kube.RbacV1()
+	all := objects(Options{Namespace: ns}, "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role")
 	return []part{
-		{getter(e.kube.CoreV1().ServiceAccounts(ns), ManagerName), serviceAccount(ns),
-			toApply("", "serviceaccounts", ns)},
-		{getter(rbac.ClusterRoles(), clusterName(ns)), clusterRole(ns), toApply(rbacv1.GroupName, "clusterroles", "")},
-		{getter(rbac.ClusterRoleBindings(), clusterName(ns)), clusterRoleBinding(ns),
-			toApply(rbacv1.GroupName, "clusterrolebindings", "")},
-		{getter(rbac.Roles(ns), userRoleName), userRole(ns), toApply(rbacv1.GroupName, "roles", ns)},
+		{getter(e.kube.CoreV1().ServiceAccounts(ns), ManagerName), all[0], toApply("", "serviceaccounts", ns)},
+		{getter(rbac.ClusterRoles(), clusterName(ns)), all[1], toApply(group, "clusterroles", "")},
+		{getter(rbac.ClusterRoleBindings(), clusterName(ns)), all[2], toApply(group, "clusterrolebindings", "")},
+		{getter(rbac.Roles(ns), userRoleName), all[3], toApply(group, "roles", ns)},
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -296,7 +297,7 @@ func TestAPIServersAreTheReadyEndpoints(t *testing.T) {
 }
 
 func TestRemoveDeletesOnlyOwnObjects(t *testing.T) {
-	binding := clusterRoleBinding("other") // of another manager
+	binding := objects(Options{Namespace: "other"}, "ClusterRoleBinding")[0].(*rbacv1.ClusterRoleBinding) // of another manager
 	tests := []struct {
 		name    string
 		deny    string

@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubevpn/internal/api"
 )
@@ -33,31 +32,10 @@ func Exposures() []string { return []string{ExposeNodePort, ExposeLoadBalancer, 
 
 // directObjects returns the Service for Options.Expose, or none.
 func directObjects(o Options) []runtime.Object {
-	kind := corev1.ServiceTypeNodePort
-	switch o.Expose {
-	case ExposeNodePort:
-	case ExposeLoadBalancer:
-		kind = corev1.ServiceTypeLoadBalancer
-	default:
+	if o.Expose != ExposeNodePort && o.Expose != ExposeLoadBalancer {
 		return nil
 	}
-	return []runtime.Object{&corev1.Service{
-		TypeMeta:   typeMeta("v1", "Service"),
-		ObjectMeta: meta(o.namespace(), directName),
-		Spec: corev1.ServiceSpec{
-			Type:     kind,
-			Selector: selectorLabels(),
-
-			LoadBalancerSourceRanges: o.ExposeRanges,
-			IPFamilyPolicy:           new(corev1.IPFamilyPolicyPreferDualStack),
-			// No hop over another node, and the manager sees the address of each laptop, by which it bounds conns.
-			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
-			Ports: []corev1.ServicePort{{
-				Name: "proxy", Protocol: corev1.ProtocolTCP, Port: api.ProxyPort,
-				TargetPort: intstr.FromString("proxy"),
-			}},
-		},
-	}}
+	return objects(o, "Service")
 }
 
 // expose creates, changes or removes the Service of the transport direct, if Options.Expose asks for it.

@@ -78,7 +78,7 @@ func TestExposeIsUpToHelmInARelease(t *testing.T) {
 }
 
 func TestDescribeExposed(t *testing.T) {
-	s := &corev1.Service{ObjectMeta: meta("kubevpn", directName)}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevpn", Name: directName}}
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	s.Spec.Ports = []corev1.ServicePort{{NodePort: 31000}}
 	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.9"}, {Hostname: "lb.example"}}

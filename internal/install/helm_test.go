@@ -102,7 +102,7 @@ func TestBrokenHelmReleaseIsNotReplaced(t *testing.T) {
 }
 
 func TestHelmReleaseIsNotRemoved(t *testing.T) {
-	binding := &rbacv1.RoleBinding{ObjectMeta: meta("kubevpn", "team"), RoleRef: rbacv1.RoleRef{Kind: "Role", Name: userRoleName}}
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevpn", Name: "team"}, RoleRef: rbacv1.RoleRef{Kind: "Role", Name: userRoleName}}
 	all := byHelm(append(installed("kubevpn", image), binding), "vpn")
 	for name, objects := range map[string][]runtime.Object{
 		"whole": all, "without its Deployment": without[*appsv1.Deployment](append([]runtime.Object{}, all...)),

@@ -30,7 +30,7 @@ func aPod(name string, edit ...func(*corev1.Pod)) *corev1.Pod {
 
 func hashed(hash string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.Labels = labels()
+		p.Labels = selectorLabels()
 		p.Labels[appsv1.DefaultDeploymentUniqueLabelKey] = hash
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
@@ -66,26 +67,8 @@ func (o Options) applied(obj runtime.Object) (map[string]any, error) {
 		return nil, fmt.Errorf("writing %T: %w", obj, err)
 	}
 	delete(fields, "status")
-	prune(fields)
-	return fields, nil
-}
-
-// prune removes fields that Go encodes although they are not set.
-func prune(fields map[string]any) {
-	for key, value := range fields {
-		switch v := value.(type) {
-		case nil:
-			delete(fields, key)
-		case map[string]any:
-			if prune(v); len(v) == 0 {
-				delete(fields, key)
-			}
-		case []any:
-			for _, item := range v {
-				if m, ok := item.(map[string]any); ok {
-					prune(m)
-				}
-			}
-		}
+	if _, is := obj.(*corev1.Namespace); is {
+		delete(fields, "spec")
 	}
+	return fields, nil
 }

@@ -149,7 +149,7 @@ const nothing = "Nothing was changed."
 // podDifferences lists the fields in which a pod differs from the one that `install` applies, except in what mayDiffer
 // allows. A field that this version does not know by name is a difference.
 func podDifferences(s corev1.PodSpec) []string {
-	want, got := podSpec(Options{}), s
+	want, got := deployment(Options{}).Spec.Template.Spec, s
 	var fields [2]map[string]any
 	for i, spec := range []*corev1.PodSpec{&want, &got} {
 		var err error

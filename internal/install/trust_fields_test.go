@@ -80,9 +80,9 @@ func TestEveryOtherFieldOfTheManagerIsCompared(t *testing.T) {
 		"port":                  func(s *corev1.PodSpec) any { return &s.Containers[0].Ports[0] },
 		"variable":              func(s *corev1.PodSpec) any { return &s.Containers[0].Env[0] },
 	} {
-		fields := reflect.TypeOf(part(new(podSpec(Options{Image: image})))).Elem()
+		fields := reflect.TypeOf(part(new(deployment(Options{Image: image}).Spec.Template.Spec))).Elem()
 		for i := range fields.NumField() {
-			s := podSpec(Options{Image: image})
+			s := deployment(Options{Image: image}).Spec.Template.Spec
 			field := reflect.ValueOf(part(&s)).Elem().Field(i)
 			field.Set(changed(field))
 			name := fields.Field(i).Name
@@ -98,7 +98,7 @@ func TestArgumentsOfTheManager(t *testing.T) {
 	for _, ok := range [][]string{{}, {"--log-level=debug"}, {"--log-level", "debug"}, {"--proxy-listen", ""},
 		{"--proxy-listen="}, {"--watch-namespaces=a,b", "--metrics-listen=:10803"},
 		{"--allow-cidr", "10.0.0.0/8", "--deny-cidr=10.1.0.0/16", "--allow-namespaces=shop"}, {"--authorize"}, {"--authorize", "--log-level=info"}} {
-		s := podSpec(Options{Image: image})
+		s := deployment(Options{Image: image}).Spec.Template.Spec
 		s.Containers[0].Args = append(s.Containers[0].Args, ok...)
 		if differs := podDifferences(s); len(differs) > 0 {
 			t.Errorf("%q: %q", ok, differs)
@@ -107,7 +107,7 @@ func TestArgumentsOfTheManager(t *testing.T) {
 	for _, bad := range [][]string{{"--listen=:10800"}, {"--listen", ":10800"}, {"--log-level", "--listen=:10800"},
 		{"-listen=:1"}, {"--authorize", "$(GOMEMLIMIT)"}, {"--authorize", "true", "x"}, {"x"},
 		{"--service-account=/tmp"}, {"--resolv-conf=/tmp/x"}, {"--pod-ip=10.0.0.1"}, {"--"}} {
-		s := podSpec(Options{Image: image})
+		s := deployment(Options{Image: image}).Spec.Template.Spec
 		s.Containers[0].Args = append(s.Containers[0].Args, bad...)
 		if differs := podDifferences(s); len(differs) == 0 {
 			t.Errorf("%q are accepted", bad)

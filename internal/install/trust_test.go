@@ -8,6 +8,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -338,7 +339,7 @@ func TestPodInPullBackoffIsReplaced(t *testing.T) {
 }
 
 func TestUserRoleReadsOnlyItsNamespace(t *testing.T) {
-	for _, r := range userRole("team").Rules {
+	for _, r := range objects(Options{Namespace: "team"}, "Role")[0].(*rbacv1.Role).Rules {
 		if slices.Contains(r.Resources, "namespaces") {
 			if !slices.Equal(r.Verbs, []string{"get"}) || !slices.Equal(r.ResourceNames, []string{"team"}) {
 				t.Errorf("%+v", r)

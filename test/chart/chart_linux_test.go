@@ -36,7 +36,7 @@ import (
 	"kubevpn/test/lab"
 )
 
-var update = flag.Bool("update", false, "write the chart's README")
+var update = flag.Bool("update", false, "write the chart's README, and the objects that install reads")
 
 const (
 	chart  = "../../charts/kubevpn"
@@ -116,6 +116,23 @@ func objects(t *testing.T, namespace string, text []byte) map[string]unstructure
 		all[key] = o
 	}
 	return all
+}
+
+// `kubevpn install` reads the objects that the chart makes for these values, and puts its own in their place.
+func TestManifestOfInstallIsGenerated(t *testing.T) {
+	all := render(t, "manager-namespace", "--set-string", "image.repository=manager-image,image.tag=1,expose=nodeport")
+	var documents []string
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		text, err := yaml.Marshal(all[key].Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		documents = append(documents, string(text))
+	}
+	checkGenerated(t, "../../internal/install/manifest.yaml", strings.NewReplacer("manager-image:1", "manager-image",
+		"app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: kubevpn",
+		"app.kubernetes.io/version: "+version.String(), "app.kubernetes.io/version: manager-version").
+		Replace(strings.Join(documents, "---\n")))
 }
 
 func TestChartInstallsWhatKubevpnInstallInstalls(t *testing.T) {
@@ -527,7 +544,7 @@ func TestChartHasTheVersionOfKubevpn(t *testing.T) {
 	}
 }
 
-func TestReadmeIsGeneratedFromComments(t *testing.T) {
+func TestReadmeIsGenerated(t *testing.T) {
 	if testing.Short() {
 		t.Skip("building helm-docs takes half a minute")
 	}
@@ -539,10 +556,14 @@ func TestReadmeIsGeneratedFromComments(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, stderr.String())
 	}
-	want = append(bytes.TrimSpace(want), '\n')
-	file := filepath.Join(chart, "README.md")
+	checkGenerated(t, filepath.Join(chart, "README.md"), strings.TrimSpace(string(want))+"\n")
+}
+
+// checkGenerated compares a file with what it is made from, or writes it.
+func checkGenerated(t *testing.T, file, want string) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -550,7 +571,7 @@ func TestReadmeIsGeneratedFromComments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(string(want), string(got)); d != "" {
-		t.Errorf("README.md differs from values.yaml; run `make docs` (-values +page):\n%s", d)
+	if d := cmp.Diff(want, string(got)); d != "" {
+		t.Errorf("%s is outdated; run `make docs` (-generated +file):\n%s", file, d)
 	}
 }
