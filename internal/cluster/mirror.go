@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 
 	"kubevpn/pkg/wakeup"
@@ -67,15 +66,13 @@ func NewMirror[T, L runtime.Object](kube kubernetes.Interface, kind T, o metav1.
 // may not list or watch the objects.
 func (m *Mirror[T]) Follow(ctx context.Context, f func([]T)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
 	defer cancel(nil)
 	m.onError = func(err error) {
 		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 			cancel(err)
 		}
 	}
-	running.Go(func() { m.Run(ctx) })
+	defer wakeup.Go(ctx, m.Run)()
 	for {
 		select {
 		case <-ctx.Done():

@@ -149,7 +149,7 @@ func (e *ensurer) pod(ctx context.Context) (*corev1.Pod, error) {
 		}
 	}
 	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout,
-		tell: e.tellWait}
+		progress: e.o.Progress}
 	return w.wait(ctx)
 }
 
@@ -157,9 +157,9 @@ func (e *ensurer) warn(format string, args ...any) {
 	e.result.Warnings = append(e.result.Warnings, fmt.Sprintf(format, args...))
 }
 
-func (e *ensurer) tellWait(format string, args ...any) { e.o.tell(stepWait, format, args...) }
-
-func (e *ensurer) tellInstall(format string, args ...any) { e.o.tell(stepInstall, format, args...) }
+func (e *ensurer) tellInstall(format string, args ...any) {
+	tell(e.o.Progress, stepInstall, format, args...)
+}
 
 // bothDenied returns the error for a user who can use neither namespace.
 func (e *ensurer) bothDenied(ctx context.Context, ns string, no *denial, fallback string, also *denial) error {
@@ -553,6 +553,9 @@ func managerImage(spec corev1.PodSpec) string {
 	return ""
 }
 
-func event(step, format string, args ...any) api.Event {
-	return api.Event{Time: time.Now(), Step: step, Detail: fmt.Sprintf(format, args...)}
+// tell reports a detail of a step. progress may be nil.
+func tell(progress func(api.Event), step, format string, args ...any) {
+	if progress != nil {
+		progress(api.Event{Time: time.Now(), Step: step, Detail: fmt.Sprintf(format, args...)})
+	}
 }

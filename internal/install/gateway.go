@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +19,7 @@ import (
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/podstatus"
 	"kubevpn/internal/workloads"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -49,9 +49,7 @@ type GatewayOptions struct {
 }
 
 func (o GatewayOptions) tell(format string, args ...any) {
-	if o.Progress != nil {
-		o.Progress(event(stepGateway, format, args...))
-	}
+	tell(o.Progress, stepGateway, format, args...)
 }
 
 // MayAddGateway returns nil if a gateway runs, or if the cluster (RBAC, pod security, webhooks) would admit one now.
@@ -311,10 +309,7 @@ func (g *adder) wait(ctx context.Context, name string) error {
 	mirror := cluster.NewMirror(g.kube, &corev1.Pod{}, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", g.o.Pod).String(),
 	}, g.kube.CoreV1().Pods(g.o.Namespace))
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	running.Go(func() { mirror.Run(ctx) })
+	defer wakeup.Go(ctx, mirror.Run)()
 	var late <-chan time.Time
 	started, said := false, "no status was reported"
 	for {

@@ -74,12 +74,6 @@ func (o Options) namespaces() []string {
 	return []string{DefaultNamespace, o.FallbackNamespace}
 }
 
-func (o Options) tell(step, format string, args ...any) {
-	if o.Progress != nil {
-		o.Progress(event(step, format, args...))
-	}
-}
-
 // selectorLabels find the manager's pods. They can never change: a Deployment's selector is immutable.
 func selectorLabels() map[string]string {
 	return map[string]string{labelName: "kubevpn", labelComponent: "traffic-manager"}

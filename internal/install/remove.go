@@ -157,9 +157,7 @@ func (r *remover) run(ctx context.Context) ([]Removed, error) {
 	}
 	var removed []Removed
 	for _, t := range targets {
-		if r.o.Progress != nil {
-			r.o.Progress(event(stepRemove, "%v", t.Removed))
-		}
+		tell(r.o.Progress, stepRemove, "%v", t.Removed)
 		// Foreground: a Deployment ends after its pods.
 		err := t.delete(ctx, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)})
 		if err == nil {

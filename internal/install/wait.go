@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -32,7 +31,7 @@ type waiter struct {
 	namespace  string
 	generation int64 // as in snapshot
 	timeout    time.Duration
-	tell       func(format string, args ...any) // may be nil
+	progress   func(api.Event) // may be nil
 
 	lasting string    // identifies the problem that lasts; "": none
 	since   time.Time // when it began
@@ -51,13 +50,7 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	deployments := cluster.NewMirror(w.kube, &appsv1.Deployment{}, byName, apps.Deployments(w.namespace))
 	sets := cluster.NewMirror(w.kube, &appsv1.ReplicaSet{}, selector, apps.ReplicaSets(w.namespace))
 	pods.Changed, deployments.Changed, sets.Changed = changed, changed, changed
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	running.Go(func() { pods.Run(ctx) })
-	running.Go(func() { deployments.Run(ctx) })
-	running.Go(func() { sets.Run(ctx) })
-
+	defer wakeup.Go(ctx, pods.Run, deployments.Run, sets.Run)()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -89,9 +82,7 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 func (w *waiter) weigh(v verdict, now time.Time) (pod *corev1.Pod, again time.Duration, err error) {
 	if v.detail != "" && v.detail != w.said {
 		w.said = v.detail
-		if w.tell != nil {
-			w.tell("%s", v.detail)
-		}
+		tell(w.progress, stepWait, "%s", v.detail)
 	}
 	if v.pod != nil && v.ready {
 		return v.pod, 0, nil

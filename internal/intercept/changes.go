@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,12 +60,7 @@ func (i *Intercept) follow(ctx context.Context) error {
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String(),
 	}, i.objects.Resource(w.Resource).Namespace(w.Namespace))
 	services := cluster.NewMirror(kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services(w.Namespace))
-	ctx, cancel := context.WithCancel(ctx)
-	var mirrors sync.WaitGroup
-	defer mirrors.Wait()
-	defer cancel()
-	mirrors.Go(func() { object.Run(ctx) })
-	mirrors.Go(func() { services.Run(ctx) })
+	defer wakeup.Go(ctx, object.Run, services.Run)()
 	f := &watcher{i: i, known: make(map[way]knownWay), righted: make(map[string]bool)}
 	for w, target := range i.ways(i.workload) {
 		if i.rollout != nil {

@@ -178,7 +178,7 @@ func (w *watcher) follow(ctx context.Context, s scope, running map[scope]func(),
 	case len(denied[s]) == 0:
 		delete(doubted, s)
 		if stop == nil {
-			running[s] = w.start(ctx, s)
+			running[s] = wakeup.Go(ctx, func(ctx context.Context) { w.watch(ctx, s) })
 		}
 	case stop == nil:
 	case unsure || since.IsZero() || time.Since(since) < confirmAfter:
@@ -265,20 +265,6 @@ func (w *watcher) set(denied denials, err error) bool {
 	}
 	w.cluster.changed.Raise()
 	return len(w.missing) > 0
-}
-
-// start begins to watch s. stop ends the watch and waits for its end.
-func (w *watcher) start(ctx context.Context, s scope) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.watch(ctx, s)
-	}()
-	return func() {
-		cancel()
-		<-done
-	}
 }
 
 // watch keeps the table of s up to date until ctx ends.

@@ -4,12 +4,12 @@ import (
 	"context"
 	"os"
 	"os/signal"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/host/subreaper"
+	"kubevpn/pkg/wakeup"
 )
 
 // command starts and ends the command. It belongs to one goroutine.
@@ -32,11 +32,7 @@ func (s *Supervisor) runCommand(ctx context.Context) (int, error) {
 		Supervisor: s, family: &subreaper.Family{}, signals: make(chan os.Signal, 8), backoff: backoffFirst,
 		program: subreaper.Program{Args: s.cfg.Command, Env: os.Environ(), Stdin: null.Fd(), Group: true},
 	}
-	var reaping sync.WaitGroup
-	reapCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer reaping.Wait()
-	defer cancel()
-	reaping.Go(func() { c.family.Reap(reapCtx) })
+	defer wakeup.Go(context.WithoutCancel(ctx), c.family.Reap)()
 	signal.Notify(c.signals, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
 	defer signal.Stop(c.signals)
 

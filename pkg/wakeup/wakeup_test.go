@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,5 +74,17 @@ func TestAwaitMissesNoUpdate(t *testing.T) {
 	cancel()
 	if _, err := v.Await(ctx, func(int) bool { return false }); !errors.Is(err, context.Canceled) {
 		t.Errorf("Await with an ended context returned %v", err)
+	}
+}
+
+func TestStopOfGoWaitsForEachFunction(t *testing.T) {
+	var ended atomic.Int32
+	wait := func(ctx context.Context) {
+		<-ctx.Done()
+		ended.Add(1)
+	}
+	Go(t.Context(), wait, wait)()
+	if n := ended.Load(); n != 2 {
+		t.Errorf("%d functions have returned, want 2", n)
 	}
 }
