@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -305,11 +306,7 @@ func (l *leader) publish(claims []*claim) {
 	l.claims = claims
 	t := newTable(claims)
 	l.table.Store(&t)
-	for at := range l.notes {
-		if _, claimed := t[at]; !claimed {
-			delete(l.notes, at)
-		}
-	}
+	maps.DeleteFunc(l.notes, func(at port, _ []string) bool { return t[at] == nil })
 	l.changed.Send()
 }
 
@@ -472,11 +469,7 @@ func (l *leader) tick(now time.Time) (alone bool) {
 	if l.dirty {
 		l.settle()
 	}
-	for preface, until := range l.probes {
-		if now.After(until) {
-			delete(l.probes, preface)
-		}
-	}
+	maps.DeleteFunc(l.probes, func(_ string, until time.Time) bool { return now.After(until) })
 	l.traces.expire(now)
 	claiming := make(map[*owner]bool)
 	for _, c := range l.claims {

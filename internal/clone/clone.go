@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubectl/pkg/util/podutils"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
@@ -351,12 +352,7 @@ func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
 }
 
 // deadline returns the age at which a Job ends, in seconds, or 0.
-func deadline(j *batchv1.Job) int64 {
-	if j.Spec.ActiveDeadlineSeconds == nil {
-		return 0
-	}
-	return *j.Spec.ActiveDeadlineSeconds
-}
+func deadline(j *batchv1.Job) int64 { return ptr.Deref(j.Spec.ActiveDeadlineSeconds, 0) }
 
 // follow updates the status when the pods of the Job change, and when they have received their files.
 func (c *Clone) follow(ctx context.Context, pods <-chan []corev1.Pod) error {

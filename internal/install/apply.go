@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 )
 
 // apply creates or updates one object with server-side apply. Several laptops may apply the same object at once.
@@ -78,11 +79,11 @@ func apiServers(ctx context.Context, kube kubernetes.Interface) []string {
 	var servers []string
 	for _, slice := range list.Items {
 		for _, port := range slice.Ports {
-			if port.Port == nil || port.Name != nil && *port.Name != "https" && *port.Name != "" {
+			if name := ptr.Deref(port.Name, ""); port.Port == nil || name != "https" && name != "" {
 				continue
 			}
 			for _, e := range slice.Endpoints {
-				if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+				if !ptr.Deref(e.Conditions.Ready, true) {
 					continue
 				}
 				for _, addr := range e.Addresses {

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -200,13 +201,11 @@ func (i *Intercept) verifyPod(ctx context.Context, c *podIntercept) error {
 			targets = append(targets, target{p.Protocol, netip.AddrPortFrom(addr, cmp.Or(p.Listen, p.Port))})
 		}
 	}
-	errs := make([]error, len(targets))
-	var probing sync.WaitGroup
-	for n, to := range targets {
-		probing.Go(func() { errs[n] = i.verifyTarget(ctx, c, to) })
+	var probing errgroup.Group
+	for _, to := range targets {
+		probing.Go(func() error { return i.verifyTarget(ctx, c, to) })
 	}
-	probing.Wait()
-	return cmp.Or(errs...)
+	return probing.Wait()
 }
 
 func (i *Intercept) verifyTarget(ctx context.Context, c *podIntercept, to target) error {

@@ -61,7 +61,7 @@ func serviceOf(namespace, name, clusterIP string, port int32, pods ...string) []
 	}
 	spec := corev1.ServiceSpec{ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}}
 	for _, p := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr(string(p)), Protocol: ptr(p), Port: ptr(port)})
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: pointer(string(p)), Protocol: pointer(p), Port: pointer(port)})
 		spec.Ports = append(spec.Ports, corev1.ServicePort{Name: string(p), Protocol: p, Port: 80})
 	}
 	return []runtime.Object{s, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: spec}}

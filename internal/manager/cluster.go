@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/pkg/datapath/balancer"
@@ -104,7 +105,9 @@ func (c *cluster) table(s scope) table {
 	case nodes:
 		return tableOf(c, s, c.nodes, convertNode, c.setNode)
 	default:
-		return tableOf(c, s, c.ranges, convertServiceCIDR, c.setRange)
+		return tableOf(c, s, c.ranges, func(s *networkingv1.ServiceCIDR) []netip.Prefix {
+			return parsePrefixes(s.Spec.CIDRs)
+		}, c.setRange)
 	}
 }
 

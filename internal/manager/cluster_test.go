@@ -20,8 +20,8 @@ func TestZoneComesFromNodeOrEndpoint(t *testing.T) {
 	t.Run("from-an-endpoint-here", func(t *testing.T) {
 		c := newCluster("n1") // it may not watch nodes
 		c.setSlice(balancer.Name{Namespace: "default", Name: "a"}, convertSlice(webSlice("a", func(s *discoveryv1.EndpointSlice) {
-			s.Endpoints[0].NodeName, s.Endpoints[0].Zone = ptr("n2"), ptr("z2")
-			s.Endpoints[1].Zone = ptr("z3")
+			s.Endpoints[0].NodeName, s.Endpoints[0].Zone = pointer("n2"), pointer("z2")
+			s.Endpoints[1].Zone = pointer("z3")
 		}, "10.244.0.1", "10.244.0.2")))
 		if c.zone != "z3" {
 			t.Errorf("zone %q", c.zone)

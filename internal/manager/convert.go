@@ -9,8 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/pkg/datapath/balancer"
 )
@@ -63,8 +63,7 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 const defaultAffinity = time.Duration(corev1.DefaultClientIPServiceAffinitySeconds) * time.Second
 
 func convertService(s *corev1.Service) *service {
-	c := &service{localOnly: s.Spec.InternalTrafficPolicy != nil &&
-		*s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal}
+	c := &service{localOnly: ptr.Equal(s.Spec.InternalTrafficPolicy, new(corev1.ServiceInternalTrafficPolicyLocal))}
 	_, other := s.Labels[proxyNameLabel]
 	if s.Spec.Type != corev1.ServiceTypeExternalName && !other {
 		c.clusterIPs = clusterIPs(s)
@@ -137,11 +136,7 @@ func convertSlice(s *discoveryv1.EndpointSlice) *slice {
 		if p.Name == nil || p.Port == nil || *p.Port <= 0 || *p.Port > 65535 {
 			continue
 		}
-		protocol := corev1.ProtocolTCP
-		if p.Protocol != nil {
-			protocol = *p.Protocol
-		}
-		if protocol, ok := convertProtocol(protocol); ok {
+		if protocol, ok := convertProtocol(ptr.Deref(p.Protocol, corev1.ProtocolTCP)); ok {
 			c.ports = append(c.ports, servicePort{intern(*p.Name), protocol, uint16(*p.Port)})
 		}
 	}
@@ -172,17 +167,11 @@ func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressTyp
 		return endpoint{}, false
 	}
 	c := endpoint{
-		addr: addr,
+		addr: addr, node: intern(ptr.Deref(e.NodeName, "")), zone: intern(ptr.Deref(e.Zone, "")),
 		// The API's defaults are ready, serving, not terminating.
-		ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
-		serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
-		terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
-	}
-	if e.NodeName != nil {
-		c.node = intern(*e.NodeName)
-	}
-	if e.Zone != nil {
-		c.zone = intern(*e.Zone)
+		ready:       ptr.Deref(e.Conditions.Ready, true),
+		serving:     ptr.Deref(e.Conditions.Serving, true),
+		terminating: ptr.Deref(e.Conditions.Terminating, false),
 	}
 	if e.Hints != nil {
 		for _, z := range e.Hints.ForZones {
@@ -227,10 +216,6 @@ func convertNode(n *corev1.Node) *node {
 		}
 	}
 	return c
-}
-
-func convertServiceCIDR(s *networkingv1.ServiceCIDR) []netip.Prefix {
-	return parsePrefixes(s.Spec.CIDRs)
 }
 
 func parsePrefixes(texts []string) []netip.Prefix {

@@ -15,7 +15,7 @@ import (
 	"kubevpn/pkg/datapath/balancer"
 )
 
-func ptr[T any](v T) *T { return &v }
+func pointer[T any](v T) *T { return &v }
 
 // webService is default/web at 10.96.0.10: http 80/TCP to the named port "web", dns 53/UDP.
 func webService(change func(*corev1.Service)) *corev1.Service {
@@ -41,13 +41,13 @@ func webSlice(name string, change func(*discoveryv1.EndpointSlice), addrs ...str
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports: []discoveryv1.EndpointPort{
-			{Name: ptr("http"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(8080))},
-			{Name: ptr("dns"), Protocol: ptr(corev1.ProtocolUDP), Port: ptr(int32(5353))},
+			{Name: pointer("http"), Protocol: pointer(corev1.ProtocolTCP), Port: pointer(int32(8080))},
+			{Name: pointer("dns"), Protocol: pointer(corev1.ProtocolUDP), Port: pointer(int32(5353))},
 		},
 	}
 	for _, addr := range addrs {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{addr}, NodeName: ptr("n1"), Zone: ptr("z1"),
+			Addresses: []string{addr}, NodeName: pointer("n1"), Zone: pointer("z1"),
 			TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "pod-" + addr},
 		})
 	}
@@ -73,23 +73,23 @@ func TestConversionFollowsKubeProxy(t *testing.T) {
 		{"several-slices", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1"), webSlice("b", nil, "10.244.0.2", "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080", "10.244.0.2:8080"}},
 		{"slices-with-other-target-ports", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1"),
-			webSlice("b", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = ptr(int32(9090)) }, "10.244.0.2")},
+			webSlice("b", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = pointer(int32(9090)) }, "10.244.0.2")},
 			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080", "10.244.0.2:9090"}},
 		{"port-without-name", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = nil }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"refused"}},
 		{"port-without-number", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = nil }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"refused"}},
 		{"single-unnamed-port", webService(func(s *corev1.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Name = "" }),
-			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = ptr("") }, "10.244.0.1")},
+			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = pointer("") }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
 		{"conditions-default-to-ready", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
-			s.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(false)}
+			s.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: pointer(false), Serving: pointer(false)}
 		}, "10.244.0.1", "10.244.0.2")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
 		{"terminating", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
-			s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
+			s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: pointer(false), Serving: pointer(true), Terminating: pointer(true)}
 		}, "10.244.0.1")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"local-elsewhere", webService(func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyLocal) }),
-			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = ptr("n2") }, "10.244.0.1")},
+		{"local-elsewhere", webService(func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = pointer(corev1.ServiceInternalTrafficPolicyLocal) }),
+			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = pointer("n2") }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"dropped"}},
 		{"zone-hints", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z2"}}}
@@ -158,7 +158,7 @@ func TestConversionKeepsAffinity(t *testing.T) {
 	}{
 		{"none", nil, corev1.ServiceAffinityNone, 0},
 		{"default", nil, corev1.ServiceAffinityClientIP, 3 * time.Hour},
-		{"set", &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}, corev1.ServiceAffinityClientIP, time.Minute},
+		{"set", &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: pointer(int32(60))}}, corev1.ServiceAffinityClientIP, time.Minute},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestHashRecordsFollowsDNS(t *testing.T) {
 		return func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, name }
 	}
 	one, two := webSlice("a", nil, "10.244.0.1"), webSlice("b", nil, "10.244.0.2")
-	unready := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = ptr(false) }, "10.244.0.1")
+	unready := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = pointer(false) }, "10.244.0.1")
 	for name, tt := range map[string]struct {
 		before, after uint64
 		same          bool

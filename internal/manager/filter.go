@@ -81,12 +81,7 @@ func (f *filter) ordinary(addr netip.Addr) bool {
 
 // contain reports whether one of the networks contains addr.
 func contain(networks []netip.Prefix, addr netip.Addr) bool {
-	for _, p := range networks {
-		if p.Contains(addr) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // isNodeLocal reports whether addr is in fd00:ec2::/32, where AWS has services for nodes: metadata at ::254, EKS Pod

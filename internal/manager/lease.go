@@ -3,6 +3,7 @@ package manager
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -73,11 +74,7 @@ func newLeases() *leases {
 // over.
 func (l *leases) take(p *peer, w leaseRequest) api.Lease {
 	now := l.now()
-	for addr, h := range l.taken {
-		if h.holder == nil && !now.Before(h.until) {
-			delete(l.taken, addr)
-		}
-	}
+	maps.DeleteFunc(l.taken, func(_ netip.Addr, h holding) bool { return h.holder == nil && !now.Before(h.until) })
 	var lease api.Lease
 	for _, pools := range l.pools {
 		pools = slices.DeleteFunc(slices.Clone(pools), func(pool netip.Prefix) bool { return overlaps(pool, w.avoid) })

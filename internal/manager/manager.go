@@ -224,12 +224,7 @@ func (m *Manager) around() []netip.Prefix {
 // inServiceRange reports whether addr looks like a ClusterIP.
 func (m *Manager) inServiceRange(addr netip.Addr) bool {
 	now := m.notices.Load()
-	for _, p := range now.state.ServiceCIDRs {
-		if p.Contains(addr) {
-			return now.state.ResolvesVIPs
-		}
-	}
-	return false
+	return now.state.ResolvesVIPs && contain(now.state.ServiceCIDRs, addr)
 }
 
 // unmap converts an IPv4-mapped IPv6 address to IPv4, so that comparisons work.

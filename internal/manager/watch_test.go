@@ -112,9 +112,9 @@ func testCluster() []runtime.Object {
 		s := &discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 			AddressType: discoveryv1.AddressTypeIPv4,
-			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{addr}, NodeName: ptr("n1")}},
-			Ports: []discoveryv1.EndpointPort{{Name: ptr("udp"), Protocol: ptr(corev1.ProtocolUDP), Port: ptr(port)},
-				{Name: ptr("metrics"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(9153))}, {Name: ptr("tcp"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(port)}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{addr}, NodeName: pointer("n1")}},
+			Ports: []discoveryv1.EndpointPort{{Name: pointer("udp"), Protocol: pointer(corev1.ProtocolUDP), Port: pointer(port)},
+				{Name: pointer("metrics"), Protocol: pointer(corev1.ProtocolTCP), Port: pointer(int32(9153))}, {Name: pointer("tcp"), Protocol: pointer(corev1.ProtocolTCP), Port: pointer(port)}},
 		}
 		if kind != "" {
 			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: kind, Namespace: namespace, Name: name + "-0"}
@@ -220,7 +220,7 @@ func TestChangesReachLaptops(t *testing.T) {
 	})
 
 	dns := testCluster()[6].(*discoveryv1.EndpointSlice)
-	dns.Endpoints[0].Conditions.Ready, dns.Endpoints[0].Conditions.Serving = ptr(false), ptr(false)
+	dns.Endpoints[0].Conditions.Ready, dns.Endpoints[0].Conditions.Serving = pointer(false), pointer(false)
 	_, err = kube.DiscoveryV1().EndpointSlices("kube-system").Update(ctx, dns, metav1.UpdateOptions{})
 	check("making DNS unready", err)
 	s := c.until("another probe", func(s *api.ManagerState) bool { return s.ProbeName == "kubernetes.default" })

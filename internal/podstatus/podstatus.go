@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/kubectl/pkg/cmd/util/podcmd"
 
 	"kubevpn/internal/api"
 )
@@ -44,7 +45,10 @@ type Status struct {
 
 // Of describes the container with that name: an init, regular or ephemeral container.
 func Of(p *corev1.Pod, container string) Status {
-	s := Status{Container: container, pod: p, image: imageOf(p.Spec, container)}
+	s := Status{Container: container, pod: p}
+	if c, _ := podcmd.FindContainerByName(p, container); c != nil {
+		s.image = c.Image
+	}
 	if p.Status.Phase == corev1.PodFailed && p.Status.Reason != "" { // else a container has failed, and says why
 		s.Problem, s.Retrying, s.Text = PodFailed, true, join(p.Status.Reason, p.Status.Message)
 		return s
@@ -134,20 +138,6 @@ func (s Status) Error(what string, code api.ExitCode) *api.Error {
 			WithHint("`kubectl -n %s logs %s -c %s` shows the cause.", namespace, name, api.ShellQuote(s.Container))
 	}
 	return nil
-}
-
-func imageOf(spec corev1.PodSpec, container string) string {
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
-		if c.Name == container {
-			return c.Image
-		}
-	}
-	for _, c := range spec.EphemeralContainers {
-		if c.Name == container {
-			return c.Image
-		}
-	}
-	return ""
 }
 
 // join returns "REASON: MESSAGE" on one line. It omits the reason "Error", which has no meaning.

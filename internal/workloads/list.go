@@ -108,48 +108,35 @@ func Each[T runtime.Object](ctx context.Context, o metav1.ListOptions,
 
 // listWorkloads lists the workloads with a template. It fails if none of their resources can be listed.
 func (l *lister) listWorkloads(ctx context.Context, o metav1.ListOptions) error {
-	apps := l.kube.AppsV1()
-	resources := []struct {
-		name string
-		list func() error
-	}{
-		{"deployments", func() error {
-			return Each(ctx, o, apps.Deployments(l.namespace).List, func(object runtime.Object) {
-				d := object.(*appsv1.Deployment)
-				l.add(d, "Deployment", d.Spec.Selector, d.Spec.Template)
-			})
-		}},
-		{"statefulsets", func() error {
-			return Each(ctx, o, apps.StatefulSets(l.namespace).List, func(object runtime.Object) {
-				s := object.(*appsv1.StatefulSet)
-				l.add(s, "StatefulSet", s.Spec.Selector, s.Spec.Template)
-			})
-		}},
-		{"daemonsets", func() error {
-			return Each(ctx, o, apps.DaemonSets(l.namespace).List, func(object runtime.Object) {
-				d := object.(*appsv1.DaemonSet)
-				l.add(d, "DaemonSet", d.Spec.Selector, d.Spec.Template)
-			})
-		}},
-		{"replicasets", func() error {
-			return Each(ctx, o, apps.ReplicaSets(l.namespace).List, func(object runtime.Object) {
-				r := object.(*appsv1.ReplicaSet)
-				if metav1.GetControllerOf(r) == nil {
-					l.add(r, "ReplicaSet", r.Spec.Selector, r.Spec.Template)
-				}
-			})
-		}},
-	}
-	var first error
-	failed := 0
-	for _, r := range resources {
-		err := r.list()
-		l.warn(r.name, err)
-		if err != nil {
-			first, failed = cmp.Or(first, err), failed+1
+	add := func(object runtime.Object) {
+		switch o := object.(type) {
+		case *appsv1.Deployment:
+			l.add(o, "Deployment", o.Spec.Selector, o.Spec.Template)
+		case *appsv1.StatefulSet:
+			l.add(o, "StatefulSet", o.Spec.Selector, o.Spec.Template)
+		case *appsv1.DaemonSet:
+			l.add(o, "DaemonSet", o.Spec.Selector, o.Spec.Template)
+		case *appsv1.ReplicaSet:
+			if metav1.GetControllerOf(o) == nil {
+				l.add(o, "ReplicaSet", o.Spec.Selector, o.Spec.Template)
+			}
 		}
 	}
-	if failed < len(resources) {
+	var first error
+	apps, succeeded := l.kube.AppsV1(), false
+	for _, r := range []struct {
+		name string
+		err  error
+	}{
+		{"deployments", Each(ctx, o, apps.Deployments(l.namespace).List, add)},
+		{"statefulsets", Each(ctx, o, apps.StatefulSets(l.namespace).List, add)},
+		{"daemonsets", Each(ctx, o, apps.DaemonSets(l.namespace).List, add)},
+		{"replicasets", Each(ctx, o, apps.ReplicaSets(l.namespace).List, add)},
+	} {
+		l.warn(r.name, r.err)
+		first, succeeded = cmp.Or(first, r.err), succeeded || r.err == nil
+	}
+	if succeeded {
 		return nil
 	}
 	return first
