@@ -3,7 +3,6 @@ package connection
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"kubevpn/internal/api"
@@ -128,19 +127,14 @@ func (c *chooser) obtain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	waiting, cancel := context.WithCancel(ctx)
 	ready := make(chan struct{})
 	o.Image, o.Ready = image, ready
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if _, err := c.view.Await(waiting, view.gatewayServes); err == nil {
+	defer wakeup.Go(ctx, func(ctx context.Context) {
+		if _, err := c.view.Await(ctx, view.gatewayServes); err == nil {
 			close(ready)
 		}
-	})
-	err = c.add(ctx, o)
-	cancel()
-	wg.Wait()
-	return err
+	})()
+	return c.add(ctx, o)
 }
 
 // gatewayIn returns the options for a gateway in the pod.

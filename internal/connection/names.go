@@ -15,6 +15,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/pkg/protocol/dns"
+	"kubevpn/pkg/wakeup"
 )
 
 // namesTimeout limits how long a connection waits for the first list of Services.
@@ -126,9 +127,7 @@ func (n *names) await(ctx context.Context, log *slog.Logger) error {
 func (s *shared) followNames(ctx context.Context, kube kubernetes.Interface) error {
 	for {
 		namespace, changed := s.namespace.Get()
-		of, cancel := context.WithCancel(ctx)
-		var wg sync.WaitGroup
-		wg.Go(func() {
+		stop := wakeup.Go(ctx, func(of context.Context) {
 			err := cluster.NewMirror(kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services(namespace)).
 				Follow(of, func(list []*corev1.Service) {
 					services := make([]string, len(list))
@@ -148,8 +147,7 @@ func (s *shared) followNames(ctx context.Context, kube kubernetes.Interface) err
 		case <-changed:
 		case <-ctx.Done():
 		}
-		cancel()
-		wg.Wait()
+		stop()
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

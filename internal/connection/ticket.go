@@ -12,6 +12,8 @@ import (
 	"io"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"kubevpn/internal/api"
 	"kubevpn/pkg/wire/transport"
 )
@@ -25,23 +27,21 @@ const (
 // tickets caches the ticket of the current session. With a ticket the laptop dials the manager over api-proxy
 // or direct.
 type tickets struct {
-	turn    chan struct{} // a mutex that ctx can interrupt: it is held while it contains a value
+	turn    *semaphore.Weighted // a mutex that ctx can interrupt
 	session *transport.Session
 	ticket  api.Ticket
 	key     *ecdsa.PrivateKey
 	until   time.Time // by this machine's clocks
 }
 
-func newTickets() *tickets { return &tickets{turn: make(chan struct{}, 1)} }
+func newTickets() *tickets { return &tickets{turn: semaphore.NewWeighted(1)} }
 
 // get returns a ticket of the session that lasts for a while, and its key.
 func (t *tickets) get(ctx context.Context, ts *transport.Session) (api.Ticket, *ecdsa.PrivateKey, error) {
-	select {
-	case t.turn <- struct{}{}:
-		defer func() { <-t.turn }()
-	case <-ctx.Done():
+	if t.turn.Acquire(ctx, 1) != nil {
 		return api.Ticket{}, nil, context.Cause(ctx)
 	}
+	defer t.turn.Release(1)
 	if t.session == ts && t.lasts() {
 		return t.ticket, t.key, nil
 	}
@@ -75,12 +75,10 @@ func (t *tickets) lasts() bool {
 
 // forget makes the next get fetch another ticket instead of this one.
 func (t *tickets) forget(ticket api.Ticket) {
-	select {
-	case t.turn <- struct{}{}:
-		defer func() { <-t.turn }()
-	default:
+	if !t.turn.TryAcquire(1) {
 		return // get is fetching another one
 	}
+	defer t.turn.Release(1)
 	if bytes.Equal(t.ticket.Secret, ticket.Secret) {
 		t.session = nil
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -120,9 +121,9 @@ type Intercept struct {
 	rollout *rollout // set by rollOut: the change of the template; nil: the agents are ephemeral containers
 
 	begun         chan struct{}
-	modeChosen    chan struct{}  // closed by begin
-	othersAllowed chan struct{}  // closed when all pods may be intercepted
-	slots         chan struct{}  // semaphore of maxAdding
+	modeChosen    chan struct{} // closed by begin
+	othersAllowed chan struct{} // closed when all pods may be intercepted
+	slots         *semaphore.Weighted
 	reset         chan error     // buffer 1: somebody has removed all intercepts of the workload
 	eventSent     bool           // the API server has accepted an Event about the begin; set by run
 	running       sync.WaitGroup // the podIntercepts' goroutines
@@ -166,7 +167,7 @@ func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept,
 			Observe: cfg.Spec.Observe, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
 		},
 		begun: make(chan struct{}), modeChosen: make(chan struct{}), othersAllowed: make(chan struct{}),
-		slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
+		slots: semaphore.NewWeighted(maxAdding), reset: make(chan error, 1),
 		podSet: podSet{byUID: make(map[types.UID]*podIntercept)},
 		status: api.Intercept{
 			Connection: cfg.Session.Status().ID, Namespace: cfg.Namespace, Workload: cfg.Workload,

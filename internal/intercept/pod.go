@@ -235,12 +235,10 @@ func (c *podIntercept) add(ctx context.Context) (podAgent, error) {
 	case <-ctx.Done():
 		return podAgent{}, ctx.Err()
 	}
-	select {
-	case c.i.slots <- struct{}{}:
-		defer func() { <-c.i.slots }()
-	case <-ctx.Done():
-		return podAgent{}, ctx.Err()
+	if err := c.i.slots.Acquire(ctx, 1); err != nil {
+		return podAgent{}, err
 	}
+	defer c.i.slots.Release(1)
 	c.set(func() { c.phase = adding })
 	return c.i.ensureAgent(ctx, c.latest(), c.replaced)
 }

@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/workloads"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -88,12 +90,8 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects dynamic.I
 	if err := r.pods.MayPatch(ctx, w); err != nil {
 		return err
 	}
-	watching, stop := context.WithCancel(ctx)
-	intercepted, all, stopped, err := r.find(watching, w)
-	defer func() {
-		stop()
-		<-stopped
-	}()
+	intercepted, all, stop, err := r.find(ctx, w)
+	defer stop()
 	if err != nil {
 		return err
 	}
@@ -160,26 +158,22 @@ func (r *resetter) progress(e api.Event) {
 	r.cfg.Progress(e)
 }
 
-// find returns the pods with running agents, and the number of all pods. It watches the pods until ctx ends; then it
-// closes stopped.
+// find returns the pods with running agents, and the number of all pods. It watches the pods until the caller calls
+// stop.
 func (r *resetter) find(ctx context.Context,
-	w *workloads.Workload) (intercepted []corev1.Pod, all int, stopped <-chan struct{}, err error) {
+	w *workloads.Workload) (intercepted []corev1.Pod, all int, stop func(), err error) {
 	listing, end := context.WithCancelCause(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		end(r.pods.WatchPods(ctx, w, r.states.Update))
-	}()
+	stop = wakeup.Go(ctx, func(ctx context.Context) { end(r.pods.WatchPods(ctx, w, r.states.Update)) })
 	pods, err := r.states.List(listing)
 	if err != nil {
-		return nil, 0, done, context.Cause(listing)
+		return nil, 0, stop, context.Cause(listing)
 	}
 	for _, p := range pods {
 		if p.DeletionTimestamp == nil && agentRuns(&p) {
 			intercepted = append(intercepted, p)
 		}
 	}
-	return intercepted, len(pods), done, nil
+	return intercepted, len(pods), stop, nil
 }
 
 // agentRuns reports whether an agent of any owner runs in the pod. Do not run its image elsewhere: the owner chose it.
@@ -209,12 +203,8 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var listening sync.WaitGroup
-	defer listening.Wait()
-	defer cancel()
 	infos, ended := make(chan api.AgentInfo, 1), make(chan error, 1)
-	listening.Go(func() {
+	defer wakeup.Go(ctx, func(ctx context.Context) {
 		ended <- r.pods.FollowLog(ctx,
 			workloads.Log{Namespace: p.Namespace, Pod: p.Name, Container: agent, Await: r.states.Await(p)},
 			func(line string) {
@@ -226,7 +216,7 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 					infos <- info
 				}
 			})
-	})
+	})()
 	var reported error
 	for {
 		select {
@@ -257,13 +247,10 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 }
 
 // order sends the reset order to the leader that info names, and returns the claims before the reset.
-func (r *resetter) order(ctx context.Context, p *corev1.Pod, info api.AgentInfo) ([]api.Claim, error) {
-	type answer struct {
-		claims []api.Claim
-		err    error
-	}
-	answers := make(chan answer, 1)
-	ctx, cancel := context.WithCancel(ctx)
+func (r *resetter) order(ctx context.Context, p *corev1.Pod, info api.AgentInfo) (claims []api.Claim, err error) {
+	running, end := context.WithCancel(ctx)
+	defer end()
+	answered := false
 	client := transport.NewClient(transport.ClientConfig{
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return dialTLS(ctx, r.identity.tlsConfig(info.Key), func(ctx context.Context) (net.Conn, error) {
@@ -271,29 +258,19 @@ func (r *resetter) order(ctx context.Context, p *corev1.Pod, info api.AgentInfo)
 			})
 		},
 		OnSession: func(ctx context.Context, s *transport.Session) {
-			claims, err := resetBy(ctx, s)
-			select {
-			case answers <- answer{claims, err}:
-			default: // only the first answer counts
+			if !answered { // only the first answer counts
+				claims, err = resetBy(ctx, s)
+				answered = true
 			}
+			end()
 		},
 		DialTimeout: agentDialTimeout, Links: 1, Tuning: tuning(), Logger: r.cfg.Logger,
 	})
-	running := make(chan error, 1)
-	go func() { running <- client.Run(ctx) }()
-	defer func() {
-		cancel()
-		<-running
-	}()
-	select {
-	case a := <-answers:
-		return a.claims, a.err
-	case err := <-running:
-		running <- err
-		return nil, fmt.Errorf("connecting to the agent in pod %s: %w", p.Name, err)
-	case <-ctx.Done():
-		return nil, fmt.Errorf("connecting to the agent in pod %s: %w", p.Name, context.Cause(ctx))
+	failed := client.Run(running)
+	if !answered || err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("connecting to the agent in pod %s: %w", p.Name, cmp.Or(context.Cause(ctx), failed))
 	}
+	return claims, err
 }
 
 // resetBy sends the reset order over the session, and returns the claims before the reset.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -56,20 +55,14 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, w *Workload, f fu
 		return watchSelected(ctx, kube, w, f)
 	}
 	// A blue-green deployment changes the selector.
-	ctx, cancel := context.WithCancel(ctx)
-	var following sync.WaitGroup
-	defer following.Wait()
-	defer cancel()
 	selectors := make(chan labels.Selector)
-	following.Go(func() { followSelector(ctx, kube, w, selectors) })
+	defer wakeup.Go(ctx, func(ctx context.Context) { followSelector(ctx, kube, w, selectors) })()
 	for now := w; ; {
-		inner, stop := context.WithCancel(ctx)
 		done := make(chan error, 1)
-		following.Go(func() { done <- watchSelected(inner, kube, now, f) })
+		stop := wakeup.Go(ctx, func(ctx context.Context) { done <- watchSelected(ctx, kube, now, f) })
 		select {
 		case s := <-selectors:
-			stop()
-			<-done // f must have returned before the next watch calls it
+			stop() // f must have returned before the next watch calls it
 			chosen := *w
 			chosen.Selector = s
 			now = &chosen
