@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,10 +144,9 @@ func (c *Cluster) DialExec(namespace, pod, container string, command []string) n
 	conn := &execConn{Conn: ours, cancel: cancel}
 	go func() {
 		defer cancel()
-		err := c.Exec(ctx, ExecOptions{
+		conn.err = c.Exec(ctx, ExecOptions{
 			Namespace: namespace, Pod: pod, Container: container, Command: command, Stdin: theirs, Stdout: theirs,
 		})
-		conn.end(err)
 		theirs.Close()
 	}()
 	return conn
@@ -155,25 +155,13 @@ func (c *Cluster) DialExec(namespace, pod, container string, command []string) n
 type execConn struct {
 	net.Conn
 	cancel context.CancelFunc
-
-	mu  sync.Mutex
-	err error
-}
-
-func (c *execConn) end(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.err = err
+	err    error // set before the other end closes, which Read reports as io.EOF
 }
 
 func (c *execConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if errors.Is(err, io.EOF) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.err != nil {
-			err = c.err
-		}
+		err = cmp.Or(c.err, err)
 	}
 	return n, err
 }
