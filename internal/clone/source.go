@@ -121,46 +121,35 @@ func holder(ctx context.Context, kube kubernetes.Interface, namespace, claim str
 
 // selectors returns the selectors of the Services, PodDisruptionBudgets and workloads of a namespace.
 func selectors(ctx context.Context, kube kubernetes.Interface, namespace string) (all []selector, notes []string) {
-	options := metav1.ListOptions{}
-	for _, k := range []struct {
-		kind string
-		list func() (runtime.Object, error)
-	}{
-		{"Service", func() (runtime.Object, error) { return kube.CoreV1().Services(namespace).List(ctx, options) }},
-		{"PodDisruptionBudget", func() (runtime.Object, error) {
-			return kube.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
-		}},
-		{"Deployment", func() (runtime.Object, error) {
-			return kube.AppsV1().Deployments(namespace).List(ctx, options)
-		}},
-		{"StatefulSet", func() (runtime.Object, error) {
-			return kube.AppsV1().StatefulSets(namespace).List(ctx, options)
-		}},
-		{"DaemonSet", func() (runtime.Object, error) { return kube.AppsV1().DaemonSets(namespace).List(ctx, options) }},
-		{"ReplicaSet", func() (runtime.Object, error) {
-			return kube.AppsV1().ReplicaSets(namespace).List(ctx, options)
-		}},
-	} {
-		list, err := k.list()
-		if err == nil {
-			err = meta.EachListItem(list, func(o runtime.Object) error {
-				name, chosen := podSelector(o)
-				if chosen == nil {
+	add := func(kind string) func(runtime.Object, error) {
+		return func(list runtime.Object, err error) {
+			if err == nil {
+				err = meta.EachListItem(list, func(o runtime.Object) error {
+					name, chosen := podSelector(o)
+					if chosen == nil {
+						return nil
+					}
+					parsed, err := metav1.LabelSelectorAsSelector(chosen)
+					if err != nil {
+						notes = append(notes, fmt.Sprintf("cannot parse the selector of %s %s: %v", kind, name, err))
+						return nil
+					}
+					all = append(all, selector{kind + " " + name, parsed})
 					return nil
-				}
-				parsed, err := metav1.LabelSelectorAsSelector(chosen)
-				if err != nil {
-					notes = append(notes, fmt.Sprintf("cannot parse the selector of %s %s: %v", k.kind, name, err))
-					return nil
-				}
-				all = append(all, selector{k.kind + " " + name, parsed})
-				return nil
-			})
-		}
-		if err != nil {
-			notes = append(notes, fmt.Sprintf("cannot list %ss, which may select the clone's pods: %v", k.kind, err))
+				})
+			}
+			if err != nil {
+				notes = append(notes, fmt.Sprintf("cannot list %ss, which may select the clone's pods: %v", kind, err))
+			}
 		}
 	}
+	apps, o := kube.AppsV1(), metav1.ListOptions{}
+	add("Service")(kube.CoreV1().Services(namespace).List(ctx, o))
+	add("PodDisruptionBudget")(kube.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, o))
+	add("Deployment")(apps.Deployments(namespace).List(ctx, o))
+	add("StatefulSet")(apps.StatefulSets(namespace).List(ctx, o))
+	add("DaemonSet")(apps.DaemonSets(namespace).List(ctx, o))
+	add("ReplicaSet")(apps.ReplicaSets(namespace).List(ctx, o))
 	return all, notes
 }
 

@@ -108,11 +108,9 @@ func (s *Source) connect(ctx context.Context) (completed bool, err error) {
 	ctx, end := context.WithCancel(ctx)
 	var work sync.WaitGroup
 	defer work.Wait()
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	defer end()
-	work.Go(func() {
-		<-ctx.Done()
-		conn.Close()
-	})
 	w := newWire(conn)
 	if err := s.greet(w); err != nil {
 		return false, err

@@ -57,11 +57,9 @@ func (t *Target) Serve(ctx context.Context, conn net.Conn) error {
 	ctx, end := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
 	defer work.Wait()
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	defer end(nil)
-	work.Go(func() {
-		<-ctx.Done()
-		conn.Close()
-	})
 
 	t.mu.Lock()
 	if t.end != nil {
