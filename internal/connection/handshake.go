@@ -218,9 +218,7 @@ func (h *handshake) taken() ([]netip.Prefix, error) {
 			set.Add(a)
 		}
 	}
-	for _, p := range h.avoid {
-		set.AddPrefix(p)
-	}
+	set.AddSet(routable.Of(h.avoid))
 	out, err := set.IPSet()
 	if err != nil { // only invalid prefixes cause this; the kernel and the command line have none
 		return nil, err

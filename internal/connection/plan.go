@@ -344,9 +344,7 @@ func (p *planner) bound() error {
 			hides[c.Prefix] = true
 		}
 		var b netipx.IPSetBuilder
-		for _, r := range p.out.Routes {
-			b.AddPrefix(r)
-		}
+		b.AddSet(routable.Of(p.out.Routes))
 		for _, around := range joined {
 			if !hides[around] {
 				b.AddPrefix(around)

@@ -198,11 +198,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 
 // steerIsolated sets the cluster's networks for an isolated device, which receives all packets.
 func (r *routes) steerIsolated(networks []netip.Prefix) {
-	var b netipx.IPSetBuilder
-	for _, p := range networks {
-		b.AddPrefix(p)
-	}
-	set := routable.Set(&b)
+	set := routable.Of(networks)
 	r.packets.steer(func(s *steering) { s.routed = set })
 }
 

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"go4.org/netipx"
-
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/pkg/datapath/routable"
@@ -58,13 +56,8 @@ func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
 // allowed.
 func checkDefaults(r *api.ConnectRequest) error {
 	if setting := r.Setting(string(config.KeyExtraCIDRs)); setting.Origin == api.OriginCluster {
-		var b netipx.IPSetBuilder
-		for _, p := range r.Consent.Networks {
-			if p.IsValid() {
-				b.AddPrefix(p)
-			}
-		}
-		ask := slices.DeleteFunc(slices.Clone(r.ExtraCIDRs), routable.Set(&b).ContainsPrefix)
+		allowed := slices.DeleteFunc(slices.Clone(r.Consent.Networks), func(p netip.Prefix) bool { return !p.IsValid() })
+		ask := slices.DeleteFunc(slices.Clone(r.ExtraCIDRs), routable.Of(allowed).ContainsPrefix)
 		if len(ask) > 0 {
 			return defaultsError("networks, which are routed", api.Some(ask, 1), setting, &api.Consent{Networks: ask})
 		}

@@ -64,7 +64,7 @@ type found struct {
 // Until the manager knows all that it may watch (settled), only the stated networks count, because a guess could change
 // a moment later.
 func (n *networks) prefixes(settled bool) found {
-	pods, services := stated(n.podCIDRs), stated(n.ranges)
+	pods, services := routable.Of(n.podCIDRs), routable.Of(n.ranges)
 	out := found{statedPods: pods.Prefixes(), statedServices: services.Prefixes()}
 	out.pods, out.services = out.statedPods, out.statedServices
 	if !settled {
@@ -75,9 +75,7 @@ func (n *networks) prefixes(settled bool) found {
 		taken.Add(addr)
 	}
 	out.pods, out.ignored = cover(pods, n.pods, routable.Set(&taken), n.belongToPods)
-	for _, p := range out.pods {
-		taken.AddPrefix(p)
-	}
+	taken.AddSet(routable.Of(out.pods))
 	out.services, _ = cover(services, n.clusterIPs, routable.Set(&taken), func(netip.Prefix) (bool, bool) {
 		return true, true
 	})
@@ -120,13 +118,4 @@ func cover(known *netipx.IPSet, seen blocks, taken *netipx.IPSet,
 	}
 	slices.SortFunc(ignored, netip.Prefix.Compare)
 	return routable.Set(&all).Prefixes(), ignored[:min(len(ignored), maxIgnored)]
-}
-
-// stated returns the addresses of prefixes.
-func stated(prefixes []netip.Prefix) *netipx.IPSet {
-	var b netipx.IPSetBuilder
-	for _, p := range prefixes {
-		b.AddPrefix(p)
-	}
-	return routable.Set(&b)
 }

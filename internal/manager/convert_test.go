@@ -88,7 +88,9 @@ func TestConversionFollowsKubeProxy(t *testing.T) {
 		{"terminating", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: pointer(false), Serving: pointer(true), Terminating: pointer(true)}
 		}, "10.244.0.1")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"local-elsewhere", webService(func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = pointer(corev1.ServiceInternalTrafficPolicyLocal) }),
+		{"local-elsewhere", webService(func(s *corev1.Service) {
+			s.Spec.InternalTrafficPolicy = pointer(corev1.ServiceInternalTrafficPolicyLocal)
+		}),
 			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = pointer("n2") }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"dropped"}},
 		{"zone-hints", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {

@@ -189,7 +189,7 @@ func (c *cluster) unread(now time.Time) []podRef {
 
 // unverified returns the blocks of pods that may be routed and are neither stated nor verified.
 func (n *networks) unverified() map[netip.Prefix]struct{} {
-	known, space := stated(n.podCIDRs), routable.Space()
+	known, space := routable.Of(n.podCIDRs), routable.Space()
 	blocks := map[netip.Prefix]struct{}{}
 	for block := range n.pods {
 		if _, ok := n.verified[block]; !ok && !known.ContainsPrefix(block) && space.ContainsPrefix(block) {

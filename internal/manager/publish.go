@@ -14,6 +14,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 )
@@ -227,7 +228,7 @@ func (p *publisher) post() {
 		p.cluster.needsCIDRs, p.settled = false, settled
 		p.cluster.recount()
 		p.found = p.cluster.networks.prefixes(settled)
-		p.podSet = stated(p.found.pods)
+		p.podSet = routable.Of(p.found.pods)
 	}
 	if p.cluster.needsHosts {
 		p.cluster.needsHosts = false

@@ -52,9 +52,7 @@ func prefixes(texts ...string) []netip.Prefix {
 // a named network that Refuse rejects. The result never contains special addresses.
 func Space(named ...netip.Prefix) *netipx.IPSet {
 	var b netipx.IPSetBuilder
-	for _, p := range private() {
-		b.AddPrefix(p)
-	}
+	b.AddSet(Of(private()))
 	for _, p := range named {
 		if Refuse(p) == "" {
 			b.AddPrefix(p.Masked())
@@ -73,6 +71,15 @@ func Set(b *netipx.IPSetBuilder) *netipx.IPSet {
 		panic("building an IP set: " + err.Error())
 	}
 	return set
+}
+
+// Of returns the addresses of valid prefixes.
+func Of(prefixes []netip.Prefix) *netipx.IPSet {
+	var b netipx.IPSetBuilder
+	for _, p := range prefixes {
+		b.AddPrefix(p)
+	}
+	return Set(&b)
 }
 
 // PodBlock returns the network of pods that is assumed around the address of one, if no API object states its network:
