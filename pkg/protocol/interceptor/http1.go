@@ -190,6 +190,8 @@ func (x *exchange) serve() bool {
 		return x.c.own.bw.Flush() == nil && !hasBody(x.r)
 	case !x.t.application():
 		x.t.claim.Stats.failed(err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF): // the application's FIN, not RST
+		return false
 	}
 	reset(x.c.Conn)
 	return false

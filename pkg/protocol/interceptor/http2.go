@@ -191,12 +191,15 @@ func (c *clientConn) closeTransports() {
 // requestBody is a request's body for an upstream and for copies.
 type requestBody struct {
 	io.ReadCloser
-	begun  atomic.Bool
-	copies copies
+	begun, closed atomic.Bool
+	copies        copies
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.begun.Store(true)
+	if b.closed.Load() { // the answer was there first, and nobody would end this read
+		return 0, http.ErrBodyReadAfterClose
+	}
 	n, err := b.ReadCloser.Read(p)
 	b.copies.put(p[:n])
 	if err != nil {
@@ -207,6 +210,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 
 // Close keeps a body open that was not read: net/http closes it also when another attempt may follow.
 func (b *requestBody) Close() error {
+	b.closed.Store(true)
 	if b.begun.Load() {
 		return b.ReadCloser.Close()
 	}
@@ -307,6 +311,7 @@ func (c *clientConn) roundTrip(w http.ResponseWriter, r *http.Request, t destina
 	if t.application() && c.i.config.ForwardedFor {
 		c.addForwardedFor(out.Header)
 	}
+	body.closed.Store(false) // by an attempt that has failed
 	out.Body = body
 	if !hasBody(r) {
 		out.Body = http.NoBody

@@ -684,6 +684,26 @@ func TestTruncatedResponseBreaksTheConnection(t *testing.T) {
 	})
 }
 
+// An application that breaks off with FIN resets nobody: the client reads what was sent, and the end.
+func TestClientReadsWhatABrokenAnswerHas(t *testing.T) {
+	part := "HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + strings.Repeat("x", 3<<20)
+	for name, answer := range map[string]string{"nothing": "", "a part": part} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+				if _, err := http.ReadRequest(br); err != nil {
+					t.Error(err)
+				}
+				io.WriteString(c, answer)
+			}))
+			c := dial(t, r.addr)
+			c.SetReadBuffer(16 << 10)
+			if got := talk(t, c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); got != answer {
+				t.Errorf("the client got %d bytes of %d", len(got), len(answer))
+			}
+		})
+	}
+}
+
 // A client that sends FIN after its request still gets the response.
 func TestHalfCloseReachesTheApplication(t *testing.T) {
 	for _, body := range []string{"", "Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"} {

@@ -17,7 +17,7 @@ func relay(w http.ResponseWriter, resp *http.Response) error {
 	h := w.Header()
 	copyHeader(h, resp.Header)
 	// net/http would add these headers if the answer lacks them.
-	for _, name := range [...]string{"Content-Type", "Date"} {
+	for _, name := range [...]string{"Content-Length", "Content-Type", "Date"} {
 		if _, ok := h[name]; !ok {
 			h[name] = nil
 		}
@@ -27,7 +27,7 @@ func relay(w http.ResponseWriter, resp *http.Response) error {
 		h.Add("Trailer", name)
 	}
 	w.WriteHeader(resp.StatusCode)
-	if resp.Body != http.NoBody {
+	if resp.Body != http.NoBody && resp.StatusCode != http.StatusNotModified { // which may have a length, and no body
 		if err := relayBody(w, resp); err != nil {
 			return err
 		}
