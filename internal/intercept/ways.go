@@ -118,7 +118,7 @@ func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
 	}
 	for _, p := range i.workload.Ports() { // of other containers, which may pass requests on within the pod
 		for _, s := range p.Services {
-			if p.Container != i.container && len(i.workload.Template.Spec.Containers) > 1 &&
+			if p.Container != i.container && (p.Container != "" || len(i.workload.Template.Spec.Containers) > 1) &&
 				!i.claims(corev1.Protocol(p.Protocol), int32(p.Port)) {
 				past = append(past, fmt.Sprintf("port %d of the container %s, to which the Service %s sends, if it "+
 					"calls %s", p.Port, cmp.Or(p.Container, "(none declares it)"), s.Service, i.container))

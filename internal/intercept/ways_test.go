@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
 )
@@ -61,6 +62,13 @@ func TestSidecarNamesTheWaysThatBypassIt(t *testing.T) {
 			other.Name, other.Spec.Ports[0].TargetPort = "front", intstr.FromInt32(8000)
 			w.workload.Services = append(w.workload.Services, *other)
 		}, warnings: "^a sidecar does not receive requests by port 8000 of the container front, to which the Service front sends"},
+		{name: "service_of_a_native_sidecar", plant: func(w *world) {
+			front(w)
+			spec := &w.workload.Template.Spec
+			spec.Containers[1].RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+			spec.Containers, spec.InitContainers = spec.Containers[:1], spec.Containers[1:]
+			w.workload.Services[0].Spec.Ports[0].TargetPort = intstr.FromString("web")
+		}, fails: "not by port 8000 of the container front, to which the Service web sends, if it calls app"},
 		{name: "host_port", plant: func(w *world) { w.workload.Template.Spec.Containers[0].Ports[0].HostPort = 30080 }, warnings: "hostPort 30080 of the nodes"},
 		{name: "no_selector", plant: func(w *world) { w.foreign(t, "patroni", "10.244.0.1", 8080) }, warnings: "the Service patroni, whose EndpointSlices another controller writes"},
 		{name: "no_selector_other_pod", plant: func(w *world) { w.foreign(t, "patroni", "10.244.9.9", 8080) }},
