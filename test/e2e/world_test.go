@@ -98,6 +98,7 @@ func worldSuite(t *testing.T, w *world) {
 	l.startApp(t, "laptop")
 	t.Run("streams_are_the_applications", func(t *testing.T) { worldStreams(t, l, wide) })
 	t.Run("bytes_cross_unchanged", func(t *testing.T) { worldBytes(t, l, wide) })
+	t.Run("cases", func(t *testing.T) { worldCases(t, l) })
 	t.Run("rollouts_that_cannot_happen", func(t *testing.T) { worldRollouts(t, l, tight) })
 	t.Run("probes_and_calls_within_the_pod", func(t *testing.T) { worldProbes(t, l) })
 	t.Run("others_change_the_workload", func(t *testing.T) { worldChanges(t, l) })

@@ -12,7 +12,10 @@
 //	          /login     200; /moved redirects to it
 //	          /seen      how many requests came, by their User-Agent's first word
 //	          /deafen    9001/tcp no longer listens
+//	          /unchanged 304, with the length of what has not changed
 //	9002/tcp  HTTP/1.1 by hand: each head is answered with itself
+//	9005/tcp  HTTP/1.1 by hand: each head is answered with the text in X-Say, without escapes and with NAME replaced;
+//	          then the connection is an echo if that begins a tunnel, and ends if it is of HTTP/1.0 or has no 200 bytes
 //	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
 //	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
 //	9443/tcp  the same by TLS, if it was given a certificate
@@ -40,6 +43,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"strconv"
@@ -54,12 +58,14 @@ import (
 	"golang.org/x/net/http2/h2c" //nolint:staticcheck // net/http serves no Upgrade: h2c
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
 )
 
 type app struct {
@@ -130,7 +136,8 @@ func (a *app) run(ctx context.Context) error {
 	}
 	a.serveConns(ctx, g, "9004", a.speakFirst)
 	a.serveConns(ctx, g, "9001", a.echo)
-	a.serveConns(ctx, g, "9002", answerHeads)
+	a.serveConns(ctx, g, "9002", func(c *net.TCPConn) error { return answerHeads(c, echoHead) })
+	a.serveConns(ctx, g, "9005", func(c *net.TCPConn) error { return answerHeads(c, a.say) })
 	packets, err := net.ListenPacket("udp", net.JoinHostPort(a.host, "9001"))
 	if err != nil {
 		return err
@@ -147,8 +154,8 @@ func (a *app) run(ctx context.Context) error {
 	return nil
 }
 
-func get(url string) error {
-	resp, err := http.Get(url)
+func get(address string) error {
+	resp, err := http.Get(address)
 	if err != nil {
 		return err
 	}
@@ -216,6 +223,11 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("/hold", hold)
 	mux.HandleFunc("/login", a.describe)
 	mux.Handle("/moved", http.RedirectHandler("/login", http.StatusFound))
+	mux.HandleFunc("/unchanged", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Name", a.name)
+		w.Header().Set("Content-Length", "7")
+		w.WriteHeader(http.StatusNotModified)
+	})
 	mux.HandleFunc("/deafen", func(http.ResponseWriter, *http.Request) { close(a.deaf) })
 	mux.HandleFunc("/seen", func(w http.ResponseWriter, _ *http.Request) {
 		a.mu.Lock()
@@ -375,8 +387,9 @@ func hold(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
-// answerHeads accepts any lines until an empty one, in the place of a request.
-func answerHeads(c *net.TCPConn) error {
+// answerHeads calls answer for each head, until it returns false: any lines until an empty one, in the place of a
+// request.
+func answerHeads(c *net.TCPConn, answer func(c *net.TCPConn, r *bufio.Reader, head string) (bool, error)) error {
 	r := bufio.NewReader(c)
 	var head []byte
 	for {
@@ -389,12 +402,34 @@ func answerHeads(c *net.TCPConn) error {
 		if head = append(head, line...); len(line) > 2 {
 			continue
 		}
-		if _, err := fmt.Fprintf(c, "HTTP/1.1 200\r\nx-Name : %d\r\ncontent-LENGTH: %[1]d\r\n\r\n%s", len(head),
-			head); err != nil {
+		if goes, err := answer(c, r, string(head)); !goes || err != nil {
 			return err
 		}
 		head = nil
 	}
+}
+
+func echoHead(c *net.TCPConn, _ *bufio.Reader, head string) (bool, error) {
+	_, err := fmt.Fprintf(c, "HTTP/1.1 200\r\nx-Name : %d\r\ncontent-LENGTH: %[1]d\r\n\r\n%s", len(head), head)
+	return true, err
+}
+
+// say answers with the text in X-Say.
+func (a *app) say(c *net.TCPConn, r *bufio.Reader, head string) (bool, error) {
+	_, after, _ := strings.Cut(head, "X-Say: ")
+	escaped, _, _ := strings.Cut(after, "\r\n")
+	text, err := url.PathUnescape(escaped)
+	if err != nil {
+		return false, err
+	}
+	if _, err := io.WriteString(c, strings.ReplaceAll(text, "NAME", a.name)); err != nil {
+		return false, err
+	}
+	if strings.HasPrefix(head, "CONNECT") || strings.Contains(text, " 101 ") {
+		_, err := io.Copy(c, r)
+		return false, err
+	}
+	return !strings.HasPrefix(text, "HTTP/1.0") && !strings.Contains(text, "Content-Length: 200"), nil
 }
 
 type zeros struct{}
@@ -461,6 +496,9 @@ func (s *testService) UnaryCall(ctx context.Context, in *testgrpc.SimpleRequest)
 	if err := grpc.SetTrailer(ctx, metadata.Pairs("x-name", s.name)); err != nil {
 		return nil, err
 	}
+	if s := in.GetResponseStatus(); s != nil {
+		return nil, status.Error(codes.Code(s.GetCode()), s.GetMessage()) //nolint:gosec // a code
+	}
 	return &testgrpc.SimpleResponse{Hostname: s.name, Payload: in.GetPayload()}, nil
 }
 
@@ -478,6 +516,9 @@ func (s *testService) FullDuplexCall(stream testgrpc.TestService_FullDuplexCallS
 		response := &testgrpc.StreamingOutputCallResponse{Payload: &testgrpc.Payload{Body: body}}
 		if err := stream.Send(response); err != nil {
 			return err
+		}
+		if s := in.GetResponseStatus(); s != nil { // although the client has not ended
+			return status.Error(codes.Code(s.GetCode()), s.GetMessage()) //nolint:gosec // a code
 		}
 	}
 }
