@@ -512,7 +512,7 @@ func (i *Intercept) waitForPods(ctx context.Context) error {
 		for _, c := range i.byUID {
 			if c.active() {
 				intercepted++
-			} else if c.runs() && c.failed == nil {
+			} else if (c.runs() || i.rollout != nil) && c.failed == nil { // a rollout ends with the pods that start
 				settled = false
 			}
 		}

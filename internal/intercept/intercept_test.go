@@ -454,6 +454,43 @@ func TestSidecarIsAddedAndUndone(t *testing.T) {
 	}
 }
 
+// With the strategy Recreate, no old pod runs while the last new one starts.
+func TestRolloutWaitsForThePodsThatStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a", "web-b")
+		start := func(p *corev1.Pod) {
+			agent := p.Spec.Containers[slices.IndexFunc(p.Spec.Containers, func(c corev1.Container) bool { return api.IsAgent(c.Name) })]
+			w.agents[p.UID] = startAgent(t, nil)
+			w.agents[p.UID].admit(agent.Env[0].Value, agent.Env[1].Value)
+			close(w.logged[p.UID])
+			w.logged[p.UID] = make(chan struct{})
+		}
+		w.admit = func(p *corev1.Pod) {
+			w.list = slices.DeleteFunc(w.list, func(p *corev1.Pod) bool { return strings.HasPrefix(p.Name, "web-") })
+			if p.Name == "new-2-0" {
+				start(p)
+				return
+			}
+			later := p.DeepCopy()
+			p.Status.PodIP = ""
+			time.AfterFunc(10*time.Second, func() {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.list[slices.Index(w.list, p)] = later
+				start(later)
+				w.notify()
+			})
+		}
+		i, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeSidecar, Ports: []api.PortMap{{Container: 8080}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := all(i, 2)(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // waits lets a container of the new pods wait.
 func waits(container, reason, message string) func(*world, map[string]any) {
 	return func(w *world, _ map[string]any) {

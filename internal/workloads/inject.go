@@ -145,7 +145,13 @@ func (a Agent) ephemeral() Ephemeral {
 			})
 			return owned && c.Image == a.Image && !hasEnded(p, c.Name) && !slices.Contains(a.Replaced, c.Name)
 		},
-		Check: func(p *corev1.Pod) error { return Unfit("pod/"+p.Name, p.Spec) },
+		Check: func(p *corev1.Pod) error {
+			if slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return api.IsAgent(c.Name) }) {
+				return api.Errorf(api.ExitInject, "the pod %s has an agent as a sidecar", p.Name).
+					WithHint("`--mode sidecar` adds yours to it. After `kubevpn leave`, a rollout replaces the pod.")
+			}
+			return Unfit("pod/"+p.Name, p.Spec)
+		},
 	}
 }
 

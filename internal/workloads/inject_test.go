@@ -128,6 +128,8 @@ func TestInjectAddsAnAgentOnce(t *testing.T) {
 		{name: "going", pod: holding(func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()); p.Finalizers = []string{"x"} }), code: api.ExitInject, err: "has gone", gone: true},
 		{name: "finished", pod: holding(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), code: api.ExitInject, err: "has gone", gone: true},
 		{name: "host_network", pod: holding(hostNetwork), code: api.ExitWorkload, err: "hostNetwork", hint: "of their own"},
+		{name: "sidecar", pod: holding(func(p *corev1.Pod) { p.Spec.Containers = []corev1.Container{{Name: "app"}, {Name: "kubevpn-agent-1"}} }),
+			code: api.ExitInject, err: "the pod web-1 has an agent as a sidecar", hint: "--mode sidecar"},
 		{name: "rbac", pod: holding(), refuse: rbac, code: api.ExitPermission, err: "this requires the right to patch pods/ephemeralcontainers in namespace ns",
 			hint: "kubectl create role kubevpn-patch-pods-ephemeralcontainers --namespace=ns --verb=patch --resource=pods/ephemeralcontainers\nkubectl create rolebinding"},
 		{name: "pod_security", pod: holding(), refuse: security, code: api.ExitInject, err: `pod security does not admit the traffic agent in the namespace ns: violates PodSecurity "baseline:latest": non-default`,

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
 )
 
@@ -100,6 +101,7 @@ type cases struct {
 	*shop
 	v      *visitor
 	ip     string // of the Service
+	other  string // of another one
 	want   string
 	header []string // of each request; nil: they are not for the laptop
 }
@@ -111,7 +113,8 @@ func worldCases(t *testing.T, l *laptop) {
 	s := &shop{l.world, "cases", "deployment/cases"}
 	s.rolledOut(t)
 	pod := s.kubectl(t, "-n", "cases", "get", "pods", "-l", "app=cases", "-o", "jsonpath={.items[0].metadata.name}")
-	c := cases{shop: s, v: s.visitor(t), ip: s.clusterIP(t, "cases", "cases"), want: pod}
+	c := cases{shop: s, v: s.visitor(t), ip: s.clusterIP(t, "cases", "cases"), other: s.clusterIP(t, "cases", "other"),
+		want: pod}
 	t.Run("environment_in_a_shared_process_namespace", func(t *testing.T) {
 		out := l.must(t, "kubevpn", "dev", s.workload, "-n", "cases", "-c", "app", "--", "sh", "-c", "echo $WHO $HOSTNAME")
 		if out != "app "+pod {
@@ -125,6 +128,32 @@ func worldCases(t *testing.T, l *laptop) {
 	t.Run("to_the_laptop", c.all)
 	t.Run("each_new_pod_is_intercepted", c.scaled)
 	l.leave(t, s)
+	t.Run("a_clone_has_its_native_sidecar", func(t *testing.T) {
+		l.must(t, "kubevpn", "clone", s.workload, "-n", "cases", "-c", "app", "--name", "copy", "--headers", mine+"="+me)
+		defer l.leave(t, s)
+		for _, url := range []string{"http://" + c.ip + "/", "http://" + c.ip + "/via?drop=none&to=http://127.0.0.1:8000/"} {
+			if err := c.v.of(url, "copy-", c.header...); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Run("a_sidecar_is_at_each_Service_port", func(t *testing.T) {
+		r := l.proxy(t, s, "-c", "app", "--port", "8080", "--mode", "sidecar", "--headers", mine+"="+me)
+		if !strings.Contains(r.stdout+r.stderr, "by port 8000 of the container front, to which the Service front sends") {
+			t.Errorf("the command does not name the native sidecar: %v", r)
+		}
+		testenv.Eventually(t, soon, c.ports)
+		l.leave(t, s)
+	})
+	t.Run("it_comes_back_during_the_rollout", func(t *testing.T) {
+		r := l.proxy(t, s, "-c", "app", "--port", "8080", "--headers", mine+"="+me)
+		if i := l.of(t, s); i == nil || i.Mode == api.ModeSidecar && !strings.Contains(i.ModeReason, "has an agent as a sidecar") {
+			t.Errorf("%+v: %v", i, r)
+		}
+		testenv.Eventually(t, soon, c.ports)
+		l.leave(t, s)
+		s.rolledOut(t)
+	})
 	t.Run("the_native_sidecar_is_intercepted", func(t *testing.T) {
 		l.proxy(t, s, "-c", "front", "--port", "8080:8000", "--headers", mine+"="+me)
 		defer l.leave(t, s)
@@ -145,7 +174,11 @@ func (c cases) all(t *testing.T) {
 	t.Run("a_304_with_a_length_ends_no_connection", c.unchanged)
 	t.Run("a_long_status_of_a_call", c.longStatus)
 	t.Run("the_server_ends_a_call_first", c.endsFirst)
-	t.Run("each_Service_port_leads_to_the_port", c.ports)
+	t.Run("each_Service_port_leads_to_the_port", func(t *testing.T) {
+		if err := c.ports(); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("a_native_sidecar_is_in_front", c.front)
 }
 
@@ -399,12 +432,13 @@ func (c cases) endsFirst(t *testing.T) {
 	}
 }
 
-func (c cases) ports(t *testing.T) {
-	for _, address := range []string{c.ip + ":80", c.ip + ":81", c.clusterIP(t, "cases", "other") + ":80"} {
-		if err := c.v.want("http://"+address+"/", c.want, c.header...); err != nil {
-			t.Errorf("%s: %v", address, err)
-		}
+// ports asks at each port of a Service that leads to the intercepted one.
+func (c cases) ports() error {
+	var errs []error
+	for _, address := range []string{c.ip + ":80", c.ip + ":81", c.other + ":80"} {
+		errs = append(errs, c.v.want("http://"+address+"/", c.want, c.header...))
 	}
+	return errors.Join(errs...)
 }
 
 func (c cases) front(t *testing.T) {
