@@ -12,6 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
@@ -95,6 +97,23 @@ func (i *Intercept) foreignServices(ctx context.Context) (names []string, err er
 	return names, nil
 }
 
+// checkShared returns an error if the Service also sends to pods of other workloads, which have no port of the agent's
+// name.
+func (i *Intercept) checkShared(ctx context.Context, s *corev1.Service) error {
+	list, err := i.pods.Kube().CoreV1().Pods(i.workload.Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: labels.Set(s.Spec.Selector).String()})
+	mine, _, _ := unstructured.NestedStringMap(i.workload.Object.Object, "spec", "selector", "matchLabels")
+	for _, p := range list.Items {
+		if p.DeletionTimestamp == nil && !workloads.Finished(&p) && len(otherAgents(&p, "")) == 0 &&
+			!labels.SelectorFromSet(mine).Matches(labels.Set(p.Labels)) {
+			return api.Errorf(api.ExitIntercept, "with a sidecar, the Service %s would no longer send to the pod %s "+
+				"of another workload", s.Name, p.Name).
+				WithHint("Give the port a name in both templates. Mode ephemeral needs none.")
+		}
+	}
+	return i.pods.ExplainContext(ctx, err)
+}
+
 // checkSidecarWays warns about the ways to the claimed ports that bypass a sidecar: clients that connect to the address
 // of a pod, or of its node, use the application's own port. It returns an error if no other way remains. reason is why
 // the mode is sidecar.
@@ -116,8 +135,13 @@ func (i *Intercept) checkSidecarWays(ctx context.Context, reason string) error {
 			}
 		}
 	}
-	for _, p := range i.workload.Ports() { // of other containers, which may pass requests on within the pod
+	for _, p := range i.workload.Ports() { // also of other containers, which may pass requests on within the pod
 		for _, s := range p.Services {
+			if p.Name == "" && i.claims(corev1.Protocol(p.Protocol), int32(p.Port)) { // so the agent's gets a new name
+				if err := i.checkShared(ctx, serviceNamed(i.workload.Services, s.Service)); err != nil {
+					return err
+				}
+			}
 			if p.Container != i.container && (p.Container != "" || len(i.workload.Template.Spec.Containers) > 1) &&
 				!i.claims(corev1.Protocol(p.Protocol), int32(p.Port)) {
 				past = append(past, fmt.Sprintf("port %d of the container %s, to which the Service %s sends, if it "+

@@ -42,9 +42,9 @@ apiVersion: apps/v1
 kind: Deployment
 metadata: {name: cases, namespace: cases}
 spec:
-  selector: {matchLabels: {app: cases}}
+  selector: {matchLabels: {app: cases, track: main}}
   template:
-    metadata: {labels: {app: cases}}
+    metadata: {labels: {app: cases, track: main}}
     spec:
       terminationGracePeriodSeconds: 1
       automountServiceAccountToken: false
@@ -88,12 +88,20 @@ spec:
 apiVersion: v1
 kind: Service
 metadata: {name: other, namespace: cases}
-spec: {selector: {app: cases}, ports: [{name: web, port: 80, targetPort: 8080}]}
+spec: {selector: {app: cases}, ports: [{name: web, port: 80, targetPort: 8080}, {name: raw, port: 9001}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: front, namespace: cases}
 spec: {selector: {app: cases}, ports: [{port: 80, targetPort: web}]}
+`
+
+// otherPod is a pod to which the Services send too. No node has it, so that it answers nobody.
+const otherPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: theirs, namespace: cases, labels: {app: cases}}
+spec: {nodeSelector: {no: node}, containers: [{name: app, image: none}]}
 `
 
 // cases are the conditions of the subtests: a client in the cluster, and the name of who should answer it.
@@ -136,6 +144,13 @@ func worldCases(t *testing.T, l *laptop) {
 				t.Error(err)
 			}
 		}
+	})
+	t.Run("a_sidecar_takes_no_Service_from_others", func(t *testing.T) {
+		s.apply(t, otherPod)
+		failure{code: api.ExitIntercept, message: "the Service other would no longer send to the pod theirs of another workload",
+			hint: "a name in both templates", within: soon}.check(t,
+			l.run(t, "kubevpn", "proxy", s.workload, "-n", "cases", "-c", "app", "--port", "9001", "--mode", "sidecar"))
+		s.kubectl(t, "-n", "cases", "delete", "pod", "theirs", "--now")
 	})
 	t.Run("a_sidecar_is_at_each_Service_port", func(t *testing.T) {
 		r := l.proxy(t, s, "-c", "app", "--port", "8080", "--mode", "sidecar", "--headers", mine+"="+me)
