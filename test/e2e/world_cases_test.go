@@ -124,7 +124,8 @@ func worldCases(t *testing.T, l *laptop) {
 	c := cases{shop: s, v: s.visitor(t), ip: s.clusterIP(t, "cases", "cases"), other: s.clusterIP(t, "cases", "other"),
 		want: pod}
 	t.Run("environment_in_a_shared_process_namespace", func(t *testing.T) {
-		out := l.must(t, "kubevpn", "dev", s.workload, "-n", "cases", "-c", "app", "--", "sh", "-c", "echo $WHO $HOSTNAME")
+		out := l.must(t, "kubevpn", "dev", s.workload, "-n", "cases", "-c", "app", "--",
+			"sh", "-c", "echo $WHO $HOSTNAME")
 		if out != "app "+pod {
 			t.Errorf("the program has the environment of %s", out)
 		}
@@ -136,25 +137,32 @@ func worldCases(t *testing.T, l *laptop) {
 	t.Run("to_the_laptop", c.all)
 	t.Run("each_new_pod_is_intercepted", c.scaled)
 	l.leave(t, s)
+	c.changed(t, l)
+}
+
+// changed takes what changes the pods: a clone, sidecars, and the native sidecar.
+func (c cases) changed(t *testing.T, l *laptop) {
+	s := c.shop
 	t.Run("a_clone_has_its_native_sidecar", func(t *testing.T) {
-		l.must(t, "kubevpn", "clone", s.workload, "-n", "cases", "-c", "app", "--name", "copy", "--headers", mine+"="+me)
+		l.must(t, "kubevpn", "clone", s.workload, "-n", "cases", "-c", "app", "--name", "copy",
+			"--headers", mine+"="+me)
 		defer l.leave(t, s)
-		for _, url := range []string{"http://" + c.ip + "/", "http://" + c.ip + "/via?drop=none&to=http://127.0.0.1:8000/"} {
-			if err := c.v.of(url, "copy-", c.header...); err != nil {
+		for _, path := range []string{"/", "/via?drop=none&to=http://127.0.0.1:8000/"} {
+			if err := c.v.of("http://"+c.ip+path, "copy-", c.header...); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	t.Run("a_sidecar_takes_no_Service_from_others", func(t *testing.T) {
 		s.apply(t, otherPod)
-		failure{code: api.ExitIntercept, message: "the Service other would no longer send to the pod theirs of another workload",
-			hint: "a name in both templates", within: soon}.check(t,
+		failure{code: api.ExitIntercept, hint: "a name in both templates", within: soon,
+			message: "the Service other would no longer send to the pod theirs of another workload"}.check(t,
 			l.run(t, "kubevpn", "proxy", s.workload, "-n", "cases", "-c", "app", "--port", "9001", "--mode", "sidecar"))
 		s.kubectl(t, "-n", "cases", "delete", "pod", "theirs", "--now")
 	})
 	t.Run("a_sidecar_is_at_each_Service_port", func(t *testing.T) {
 		r := l.proxy(t, s, "-c", "app", "--port", "8080", "--mode", "sidecar", "--headers", mine+"="+me)
-		if !strings.Contains(r.stdout+r.stderr, "by port 8000 of the container front, to which the Service front sends") {
+		if !strings.Contains(r.stdout+r.stderr, "port 8000 of the container front, to which the Service front sends") {
 			t.Errorf("the command does not name the native sidecar: %v", r)
 		}
 		testenv.Eventually(t, soon, c.ports)
@@ -162,7 +170,8 @@ func worldCases(t *testing.T, l *laptop) {
 	})
 	t.Run("it_comes_back_during_the_rollout", func(t *testing.T) {
 		r := l.proxy(t, s, "-c", "app", "--port", "8080", "--headers", mine+"="+me)
-		if i := l.of(t, s); i == nil || i.Mode == api.ModeSidecar && !strings.Contains(i.ModeReason, "has an agent as a sidecar") {
+		i := l.of(t, s)
+		if i == nil || i.Mode == api.ModeSidecar && !strings.Contains(i.ModeReason, "has an agent as a sidecar") {
 			t.Errorf("%+v: %v", i, r)
 		}
 		testenv.Eventually(t, soon, c.ports)
@@ -209,7 +218,8 @@ func severalKubeconfigs(t *testing.T, l *laptop) {
 			t.Fatal(err)
 		}
 	}
-	if r := l.sh(t, "cd %s && KUBECONFIG=a:b %s list -n cases", dir, l.program); !strings.Contains(r.stdout, "deployment/cases") {
+	r := l.sh(t, "cd %s && KUBECONFIG=a:b %s list -n cases", dir, l.program)
+	if !strings.Contains(r.stdout, "deployment/cases") {
 		t.Error(r)
 	}
 }
@@ -230,18 +240,25 @@ func (c cases) dial(t *testing.T, port string) net.Conn {
 
 // bytes says what clients and servers say that a proxy could misunderstand. Each answer must come as it is.
 func (c cases) bytes(t *testing.T) {
+	const ok = "HTTP/1.1 200 OK\r\nx-name: NAME\r\n"
 	for name, tt := range map[string]struct {
 		line, lines string // of the request
 		answer      string
 		then        string // crosses in both directions, after the answer
 	}{
-		"a_tunnel_begins_with_a_length":      {"CONNECT example.com:443 HTTP/1.1", "", "HTTP/1.1 200 OK\r\nx-name: NAME\r\nContent-Length: 0\r\n\r\n", "\x16\x03\x01"},
-		"an_upgrade_is_ignored":              {"GET / HTTP/1.1", "Upgrade: TLS/1.2\r\nConnection: Upgrade\r\n", "HTTP/1.1 200 OK\r\nx-name: NAME\r\nContent-Length: 2\r\n\r\nok", ""},
-		"an_upgrade_to_a_protocol_of_theirs": {"POST / HTTP/1.1", "Upgrade: own-protocol\r\nConnection: upgrade\r\nContent-Length: 0\r\n", "HTTP/1.1 101 Switching Protocols\r\nx-name: NAME\r\nUpgrade: own-protocol\r\nConnection: upgrade\r\n\r\n", "\x00\x01"},
-		"the_length_of_an_answer_to_HEAD":    {"HEAD / HTTP/1.1", "", "HTTP/1.1 200 OK\r\nx-name: NAME\r\nContent-Length: 9757\r\n\r\n", ""},
-		"HTTP_1_0":                           {"GET / HTTP/1.0", "", "HTTP/1.0 200 OK\r\nx-name: NAME\r\n\r\nuntil the end", ""},
-		"early_hints":                        {"GET / HTTP/1.1", "", "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nx-name: NAME\r\nContent-Length: 0\r\n\r\n", ""},
-		"an_answer_breaks_off":               {"GET / HTTP/1.1", "", "HTTP/1.1 200 OK\r\nx-name: NAME\r\nContent-Length: 200\r\n\r\nhalf", ""},
+		"a_tunnel_begins_with_a_length": {"CONNECT example.com:443 HTTP/1.1", "", ok + "Content-Length: 0\r\n\r\n",
+			"\x16\x03\x01"},
+		"an_upgrade_is_ignored": {"GET / HTTP/1.1", "Upgrade: TLS/1.2\r\nConnection: Upgrade\r\n",
+			ok + "Content-Length: 2\r\n\r\nok", ""},
+		"an_upgrade_to_a_protocol_of_theirs": {"POST / HTTP/1.1",
+			"Upgrade: theirs\r\nConnection: upgrade\r\nContent-Length: 0\r\n",
+			"HTTP/1.1 101 Switching\r\nx-name: NAME\r\nUpgrade: theirs\r\nConnection: upgrade\r\n\r\n", "\x00\x01"},
+		"the_length_of_an_answer_to_HEAD": {"HEAD / HTTP/1.1", "", ok + "Content-Length: 9757\r\n\r\n", ""},
+		"HTTP_1_0": {"GET / HTTP/1.0", "", "HTTP/1.0 200 OK\r\nx-name: NAME\r\n\r\nuntil the end",
+			""},
+		"early_hints": {"GET / HTTP/1.1", "",
+			"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + ok + "Content-Length: 0\r\n\r\n", ""},
+		"an_answer_breaks_off": {"GET / HTTP/1.1", "", ok + "Content-Length: 200\r\n\r\nhalf", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "an_answer_breaks_off" && c.header != nil {
@@ -314,16 +331,19 @@ func (c cases) halfCloses(t *testing.T) {
 
 func (c cases) chunkedGet(t *testing.T) {
 	query := `{"docs": [{"_id": "foo"}]}`
-	a, err := c.v.ask(http.MethodGet, "http://"+c.ip+"/_mget", struct{ io.Reader }{strings.NewReader(query)}, c.header...)
-	if sum := sha256.Sum256([]byte(query)); err != nil || a.Name != c.want || a.Body.SHA256 != hex.EncodeToString(sum[:]) {
+	body := struct{ io.Reader }{strings.NewReader(query)} // whose length net/http does not know
+	a, err := c.v.ask(http.MethodGet, "http://"+c.ip+"/_mget", body, c.header...)
+	sum := sha256.Sum256([]byte(query))
+	if err != nil || a.Name != c.want || a.Body.SHA256 != hex.EncodeToString(sum[:]) {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
 
 func (c cases) longHead(t *testing.T) {
 	long := strings.Repeat("a", 600<<10)
-	a, err := c.v.ask(http.MethodGet, "http://"+c.ip+"/"+long[:9000]+"?q="+long[:9000], nil, append(c.header, "Cookie", long)...)
-	if err != nil || a.Name != c.want || a.Header.Get("Cookie") != long || a.Path != "/"+long[:9000] {
+	path := "/" + long[:9000]
+	a, err := c.v.ask(http.MethodGet, "http://"+c.ip+path+"?q="+long[:9000], nil, append(c.header, "Cookie", long)...)
+	if err != nil || a.Name != c.want || a.Header.Get("Cookie") != long || a.Path != path {
 		t.Errorf("%s answers: %v", a.Name, err)
 	}
 }
@@ -344,9 +364,9 @@ func (c cases) keepsAlive(t *testing.T) {
 		}
 		text, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		sum := sha256.Sum256(text)
-		if err != nil || resp.Header.Get("X-Name") != c.want || resp.Trailer.Get("X-Sha256") != hex.EncodeToString(sum[:]) {
-			t.Errorf("%s answers with %d bytes, trailer %v: %v", resp.Header.Get("X-Name"), len(text), resp.Trailer, err)
+		sum, name := sha256.Sum256(text), resp.Header.Get("X-Name")
+		if err != nil || name != c.want || resp.Trailer.Get("X-Sha256") != hex.EncodeToString(sum[:]) {
+			t.Errorf("%s answers with %d bytes, trailer %v: %v", name, len(text), resp.Trailer, err)
 		}
 	}
 }
@@ -391,8 +411,9 @@ func (c cases) unchanged(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp.Body.Close()
-		if resp.StatusCode != http.StatusNotModified || resp.Header.Get("X-Name") != c.want || resp.Header.Get("Content-Length") != "7" {
-			t.Errorf("%s: %v", resp.Status, resp.Header)
+		h := resp.Header
+		if resp.StatusCode != http.StatusNotModified || h.Get("X-Name") != c.want || h.Get("Content-Length") != "7" {
+			t.Errorf("%s: %v", resp.Status, h)
 		}
 	}
 	if dials != 1 {
@@ -403,8 +424,11 @@ func (c cases) unchanged(t *testing.T) {
 // calls returns a client of the application's calls, and a context with the header.
 func (c cases) calls(t *testing.T) (testgrpc.TestServiceClient, context.Context) {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(c.ip, "9090"), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn, error) { return dialIn(c.v.network, address) }))
+	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(c.ip, "9090"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn, error) {
+			return dialIn(c.v.network, address)
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -420,7 +444,8 @@ func (c cases) longStatus(t *testing.T) {
 	var trailer metadata.MD
 	_, err := client.UnaryCall(ctx, &testgrpc.SimpleRequest{
 		ResponseStatus: &testgrpc.EchoStatus{Code: int32(codes.DataLoss), Message: message}}, grpc.Trailer(&trailer))
-	if s := status.Convert(err); s.Code() != codes.DataLoss || s.Message() != message || len(trailer["x-name"]) != 1 || trailer["x-name"][0] != c.want {
+	s := status.Convert(err)
+	if s.Code() != codes.DataLoss || s.Message() != message || strings.Join(trailer["x-name"], ",") != c.want {
 		t.Errorf("%v with %d bytes, trailer %v", s.Code(), len(s.Message()), trailer)
 	}
 }
