@@ -30,13 +30,13 @@ func (w *world) foreign(t *testing.T, name, ip string, port int32) {
 	}
 }
 
-// canary adds a pod of another workload, to which the Service sends as well.
-func (w *world) canary(t *testing.T) {
+// neighbour adds a pod of another workload, to which the Service sends as well.
+func (w *world) neighbour(t *testing.T) {
 	t.Helper()
 	w.workload.Object.Object["spec"].(map[string]any)["selector"] = map[string]any{"matchLabels": map[string]any{"track": "stable"}}
 	w.workload.Services[0].Spec.Selector = map[string]string{"app": "web"}
 	if _, err := w.kube.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "canary-1", Namespace: "default", Labels: map[string]string{"app": "web"}},
+		ObjectMeta: metav1.ObjectMeta{Name: "other-1", Namespace: "default", Labels: map[string]string{"app": "web"}},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -81,12 +81,12 @@ func TestSidecarNamesTheWaysThatBypassIt(t *testing.T) {
 			spec.Containers, spec.InitContainers = spec.Containers[:1], spec.Containers[1:]
 			w.workload.Services[0].Spec.Ports[0].TargetPort = intstr.FromString("web")
 		}, fails: "not by port 8000 of the container front, to which the Service web sends, if it calls app"},
-		{name: "shared_with_a_port_of_the_name", plant: func(w *world) { w.canary(t) }},
+		{name: "shared_with_a_port_of_the_name", plant: func(w *world) { w.neighbour(t) }},
 		{name: "shared", plant: func(w *world) {
-			w.canary(t)
+			w.neighbour(t)
 			w.workload.Template.Spec.Containers[0].Ports[0].Name = ""
 			w.workload.Services[0].Spec.Ports[0].TargetPort = intstr.FromInt32(8080)
-		}, fails: "the Service web would no longer send to the pod canary-1 of another workload"},
+		}, fails: "the Service web would no longer send to the pod other-1 of another workload"},
 		{name: "host_port", plant: func(w *world) { w.workload.Template.Spec.Containers[0].Ports[0].HostPort = 30080 }, warnings: "hostPort 30080 of the nodes"},
 		{name: "no_selector", plant: func(w *world) { w.foreign(t, "patroni", "10.244.0.1", 8080) }, warnings: "the Service patroni, whose EndpointSlices another controller writes"},
 		{name: "no_selector_other_pod", plant: func(w *world) { w.foreign(t, "patroni", "10.244.9.9", 8080) }},
