@@ -15,11 +15,8 @@ func (r *Reader) ReadAhead(ctx context.Context) {
 	var reading sync.WaitGroup
 	for _, of := range References(corev1.PodSpec{Containers: []corev1.Container{*r.container}, Volumes: r.mounted()}) {
 		reading.Go(func() { // Environment and Volumes report the error
-			switch of.Kind {
-			case KindConfigMap:
-				_, _ = all.configMap(of.Name)
-			case KindSecret:
-				_, _ = all.secret(of.Name)
+			if of.Kind != KindServiceAccount {
+				_, _ = all.data(of.Kind, of.Name, false)
 			}
 		})
 	}

@@ -112,33 +112,22 @@ func isTrue(b *bool) bool { return b != nil && *b }
 func absent(err error, optional *bool) bool { return apierrors.IsNotFound(err) && isTrue(optional) }
 
 func (e *environment) addAll(from corev1.EnvFromSource) {
-	set := func(name, value string, secret bool) {
-		name = from.Prefix + name
-		e.known[name] = Variable{Name: name, Value: value, Secret: secret}
+	var kind, name string
+	var optional *bool
+	if r := from.ConfigMapRef; r != nil {
+		kind, name, optional = KindConfigMap, r.Name, r.Optional
+	} else if r := from.SecretRef; r != nil {
+		kind, name, optional = KindSecret, r.Name, r.Optional
+	} else {
+		return
 	}
-	switch {
-	case from.ConfigMapRef != nil:
-		m, err := e.configMap(from.ConfigMapRef.Name)
-		if err != nil {
-			if !absent(err, from.ConfigMapRef.Optional) {
-				e.nameless("variables of ConfigMap "+from.ConfigMapRef.Name, err)
-			}
-			return
-		}
-		for k, v := range m.Data {
-			set(k, v, false)
-		}
-	case from.SecretRef != nil:
-		s, err := e.secret(from.SecretRef.Name)
-		if err != nil {
-			if !absent(err, from.SecretRef.Optional) {
-				e.nameless("variables of Secret "+from.SecretRef.Name, err)
-			}
-			return
-		}
-		for k, v := range s.Data {
-			set(k, string(v), true)
-		}
+	data, err := e.data(kind, name, false)
+	if err != nil && !absent(err, optional) {
+		e.nameless("variables of "+kind+" "+name, err)
+	}
+	for k, v := range data {
+		k = from.Prefix + k
+		e.known[k] = Variable{Name: k, Value: string(v), Secret: kind == KindSecret}
 	}
 }
 
@@ -169,25 +158,21 @@ func (e *environment) from(s *corev1.EnvVarSource) (value string, exists bool, e
 		value, err = e.resource(s.ResourceFieldRef)
 		return value, err == nil, err
 	case s.ConfigMapKeyRef != nil:
-		ref := s.ConfigMapKeyRef
-		m, err := e.configMap(ref.Name)
-		if err != nil {
-			return "", false, unless(absent(err, ref.Optional), err)
-		}
-		value, exists = m.Data[ref.Key]
-		return value, exists, unless(exists ||
-			isTrue(ref.Optional), fmt.Errorf("ConfigMap %s has no key %q", ref.Name, ref.Key))
+		return e.key(KindConfigMap, s.ConfigMapKeyRef.Name, s.ConfigMapKeyRef.Key, s.ConfigMapKeyRef.Optional)
 	case s.SecretKeyRef != nil:
-		ref := s.SecretKeyRef
-		m, err := e.secret(ref.Name)
-		if err != nil {
-			return "", false, unless(absent(err, ref.Optional), err)
-		}
-		data, exists := m.Data[ref.Key]
-		return string(data), exists,
-			unless(exists || isTrue(ref.Optional), fmt.Errorf("Secret %s has no key %q", ref.Name, ref.Key))
+		return e.key(KindSecret, s.SecretKeyRef.Name, s.SecretKeyRef.Key, s.SecretKeyRef.Optional)
 	}
 	return "", false, errors.New("only the node can resolve a source of this kind")
+}
+
+// key is from for a key of a ConfigMap or Secret.
+func (e *environment) key(kind, name, key string, optional *bool) (value string, exists bool, err error) {
+	data, err := e.data(kind, name, false)
+	if err != nil {
+		return "", false, unless(absent(err, optional), err)
+	}
+	text, exists := data[key]
+	return string(text), exists, unless(exists || isTrue(optional), fmt.Errorf("%s %s has no key %q", kind, name, key))
 }
 
 // unless returns err unless ok is true.

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -199,16 +200,31 @@ func (r *Reader) objects(ctx context.Context) *objects {
 	return &objects{ctx: ctx, kube: r.kube, namespace: r.pod.Namespace, reads: map[string]any{}}
 }
 
-func (o *objects) configMap(name string) (*corev1.ConfigMap, error) {
-	return once(o, "ConfigMap/"+name, func() (*corev1.ConfigMap, error) {
+// data returns what a ConfigMap or Secret contains. Variables cannot have the binary data of a ConfigMap.
+func (o *objects) data(kind, name string, binary bool) (map[string][]byte, error) {
+	if kind == KindSecret {
+		s, err := once(o, kind+"/"+name, func() (*corev1.Secret, error) {
+			return o.kube.CoreV1().Secrets(o.namespace).Get(o.ctx, name, metav1.GetOptions{})
+		})
+		if err != nil {
+			return nil, err
+		}
+		return s.Data, nil
+	}
+	m, err := once(o, kind+"/"+name, func() (*corev1.ConfigMap, error) {
 		return o.kube.CoreV1().ConfigMaps(o.namespace).Get(o.ctx, name, metav1.GetOptions{})
 	})
-}
-
-func (o *objects) secret(name string) (*corev1.Secret, error) {
-	return once(o, "Secret/"+name, func() (*corev1.Secret, error) {
-		return o.kube.CoreV1().Secrets(o.namespace).Get(o.ctx, name, metav1.GetOptions{})
-	})
+	if err != nil {
+		return nil, err
+	}
+	data := make(map[string][]byte, len(m.Data))
+	if binary {
+		maps.Copy(data, m.BinaryData)
+	}
+	for k, v := range m.Data {
+		data[k] = []byte(v)
+	}
+	return data, nil
 }
 
 func (o *objects) node(name string) (*corev1.Node, error) {

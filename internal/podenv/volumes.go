@@ -192,10 +192,10 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 		return Volume{Name: name, Empty: true}, nil
 	case source.ConfigMap != nil:
 		s := source.ConfigMap
-		err = e.configMapFiles(&w, s.Name, s.Items, s.Optional, mode(s.DefaultMode))
+		err = e.dataFiles(&w, KindConfigMap, s.Name, s.Items, s.Optional, mode(s.DefaultMode))
 	case source.Secret != nil:
 		s := source.Secret
-		err = e.secretFiles(&w, s.SecretName, s.Items, s.Optional, mode(s.DefaultMode))
+		err = e.dataFiles(&w, KindSecret, s.SecretName, s.Items, s.Optional, mode(s.DefaultMode))
 	case source.DownwardAPI != nil:
 		e.downwardFiles(&w, source.DownwardAPI.Items, mode(source.DownwardAPI.DefaultMode))
 	case source.Projected != nil:
@@ -237,9 +237,9 @@ func (e *environment) source(w *writer, name string, read func(*writer) error) e
 func (e *environment) projected(ctx context.Context, w *writer, s corev1.VolumeProjection, standard fs.FileMode) error {
 	switch {
 	case s.ConfigMap != nil:
-		return e.configMapFiles(w, s.ConfigMap.Name, s.ConfigMap.Items, s.ConfigMap.Optional, standard)
+		return e.dataFiles(w, KindConfigMap, s.ConfigMap.Name, s.ConfigMap.Items, s.ConfigMap.Optional, standard)
 	case s.Secret != nil:
-		return e.secretFiles(w, s.Secret.Name, s.Secret.Items, s.Secret.Optional, standard)
+		return e.dataFiles(w, KindSecret, s.Secret.Name, s.Secret.Items, s.Secret.Optional, standard)
 	case s.DownwardAPI != nil:
 		e.downwardFiles(w, s.DownwardAPI.Items, standard)
 		return nil
@@ -270,29 +270,14 @@ func mode(m *int32) fs.FileMode {
 	return fs.FileMode(*m) & fs.ModePerm
 }
 
-func (e *environment) configMapFiles(w *writer, name string, items []corev1.KeyToPath, optional *bool,
+// dataFiles adds the files of a ConfigMap or Secret.
+func (e *environment) dataFiles(w *writer, kind, name string, items []corev1.KeyToPath, optional *bool,
 	standard fs.FileMode) error {
-	m, err := e.configMap(name)
+	data, err := e.data(kind, name, true)
 	if err != nil {
 		return unless(absent(err, optional), err)
 	}
-	data := maps.Clone(m.BinaryData)
-	if data == nil {
-		data = map[string][]byte{}
-	}
-	for k, v := range m.Data {
-		data[k] = []byte(v)
-	}
-	return w.addKeys("ConfigMap "+name, data, items, isTrue(optional), standard)
-}
-
-func (e *environment) secretFiles(w *writer, name string, items []corev1.KeyToPath, optional *bool,
-	standard fs.FileMode) error {
-	s, err := e.secret(name)
-	if err != nil {
-		return unless(absent(err, optional), err)
-	}
-	return w.addKeys("Secret "+name, s.Data, items, isTrue(optional), standard)
+	return w.addKeys(kind+" "+name, data, items, isTrue(optional), standard)
 }
 
 func (e *environment) downwardFiles(w *writer, items []corev1.DownwardAPIVolumeFile, standard fs.FileMode) {
