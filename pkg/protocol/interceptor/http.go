@@ -17,8 +17,8 @@ import (
 // maxHead is the largest head of a request or an answer, in bytes.
 const maxHead = 1 << 20
 
-// newServer returns the server of one connection of HTTP/2.
-func (i *Interceptor) newServer(limits limits2) *http.Server {
+// newServer returns the server of one connection of HTTP/2. ctx is that of its requests.
+func (i *Interceptor) newServer(ctx context.Context, limits limits2) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
@@ -29,9 +29,7 @@ func (i *Interceptor) newServer(limits limits2) *http.Server {
 		HTTP2:             &limits.HTTP2Config,
 		// "OPTIONS *" is a request like others.
 		DisableGeneralOptionsHandler: true,
-		BaseContext: func(l net.Listener) context.Context {
-			return context.WithValue(l.(*oneListener).ctx, connKey{}, l.(*oneListener).conn)
-		},
+		BaseContext:                  func(net.Listener) context.Context { return ctx },
 		ConnState: func(c net.Conn, s http.ConnState) {
 			if s == http.StateIdle || s == http.StateActive {
 				c.(*clientConn).setIdle(s == http.StateIdle)
@@ -42,25 +40,6 @@ func (i *Interceptor) newServer(limits limits2) *http.Server {
 }
 
 type connKey struct{}
-
-// oneListener has one connection.
-type oneListener struct {
-	ctx   context.Context
-	conn  *clientConn
-	given bool
-}
-
-func (l *oneListener) Accept() (net.Conn, error) {
-	if !l.given {
-		l.given = true
-		return l.conn, nil
-	}
-	<-l.conn.closed
-	return nil, net.ErrClosed
-}
-
-func (l *oneListener) Close() error   { return nil }
-func (l *oneListener) Addr() net.Addr { return l.conn.LocalAddr() }
 
 // clientConn is a client's HTTP connection. net/http's server owns, reads and writes one of HTTP/2.
 type clientConn struct {
@@ -126,7 +105,8 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 		c.frames.left = len(preface2)
 		c.countFrames(c.prefix)
 		// The error only says that the listener has no second connection.
-		_ = i.newServer(c.meetApplication()).Serve(&oneListener{ctx: hard, conn: c})
+		_ = i.newServer(context.WithValue(hard, connKey{}, c), c.meetApplication()).
+			Serve(authlistener.One(c, c.closed))
 	} else {
 		c.serve1()
 	}

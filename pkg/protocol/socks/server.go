@@ -123,7 +123,7 @@ func (s *Server) serveConn(ctx context.Context, c *clientConn, web *http.Server)
 		return
 	}
 	c.from = io.MultiReader(bytes.NewReader(first), c.Conn)
-	_ = web.Serve(&oneConn{clientConn: c}) // the error only says that there is no second conn
+	_ = web.Serve(authlistener.One(c, c.closed)) // the error only says that there is no second conn
 }
 
 // allows reports whether the credentials are right. Its duration does not depend on them.
@@ -160,23 +160,6 @@ func (c *clientConn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return err
 }
-
-// oneConn is a listener that accepts one conn, and ends with it.
-type oneConn struct {
-	*clientConn
-	accepted bool
-}
-
-func (l *oneConn) Accept() (net.Conn, error) {
-	if !l.accepted {
-		l.accepted = true
-		return l.clientConn, nil
-	}
-	<-l.closed
-	return nil, net.ErrClosed
-}
-
-func (l *oneConn) Addr() net.Addr { return l.LocalAddr() }
 
 // relay copies between a client and a target until both directions have ended, and closes both conns. A half-close
 // crosses unchanged. from reads the bytes of the client.
