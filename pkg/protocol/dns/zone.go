@@ -95,12 +95,9 @@ func IsUnderAny(name string, domains []string) bool {
 
 // contains reports whether one of the zone's prefixes contains p.
 func (z *zone) contains(p netip.Prefix) bool {
-	for _, r := range z.reverse {
-		if r.Bits() <= p.Bits() && r.Contains(p.Addr()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(z.reverse, func(r netip.Prefix) bool {
+		return r.Bits() <= p.Bits() && r.Contains(p.Addr())
+	})
 }
 
 // knows reports whether the zone's index or prefixes contain the Service or pod of f.

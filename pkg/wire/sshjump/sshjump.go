@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -88,12 +89,8 @@ func (e *Error) Error() string {
 
 // rejected reports whether another attempt without the user would fail too, and count as an attack.
 func (e *Error) rejected() bool {
-	for _, text := range []string{"Permission denied", "Host key verification failed", "Too many authentication"} {
-		if strings.Contains(e.Said, text) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"Permission denied", "Host key verification failed", "Too many authentication"},
+		func(text string) bool { return strings.Contains(e.Said, text) })
 }
 
 // lastLine returns the last line that is not empty.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 )
 
@@ -54,20 +55,10 @@ func (c Code) because(reason string) error {
 	return &codeError{code: c, reason: reason}
 }
 
-func (c Code) errno() (syscall.Errno, bool) {
-	switch c {
-	case CodeRefused:
-		return syscall.ECONNREFUSED, true
-	case CodeHostUnreachable:
-		return syscall.EHOSTUNREACH, true
-	case CodeNetUnreachable:
-		return syscall.ENETUNREACH, true
-	case CodeTimeout:
-		return syscall.ETIMEDOUT, true
-	case CodeProhibited:
-		return syscall.EACCES, true
-	}
-	return 0, false
+// codeErrnos are the errnos of the same meaning.
+var codeErrnos = map[Code]syscall.Errno{
+	CodeRefused: syscall.ECONNREFUSED, CodeHostUnreachable: syscall.EHOSTUNREACH,
+	CodeNetUnreachable: syscall.ENETUNREACH, CodeTimeout: syscall.ETIMEDOUT, CodeProhibited: syscall.EACCES,
 }
 
 // codeError is a Code that came from the far end.
@@ -84,7 +75,7 @@ func (e *codeError) Error() string {
 }
 
 func (e *codeError) Is(target error) bool {
-	errno, ok := e.code.errno()
+	errno, ok := codeErrnos[e.code]
 	return ok && target == errno
 }
 
@@ -136,12 +127,7 @@ func Describe(err error) string {
 }
 
 func isAny(err error, numbers ...syscall.Errno) bool {
-	for _, n := range numbers {
-		if errors.Is(err, n) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(numbers, func(n syscall.Errno) bool { return errors.Is(err, n) })
 }
 
 // The numbers of Winsock, which package net returns on Windows instead of the invented syscall.ECONNREFUSED and so on.
