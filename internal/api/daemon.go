@@ -1,8 +1,8 @@
 package api
 
 import (
+	"cmp"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -56,11 +56,7 @@ type Objects struct {
 
 // Setting returns the setting of the key; the zero Setting if the request does not have it.
 func (r *ConnectRequest) Setting(key string) Setting {
-	i := slices.IndexFunc(r.Settings, func(s Setting) bool { return s.Key == key })
-	if i < 0 {
-		return Setting{}
-	}
-	return r.Settings[i]
+	return *cmp.Or(Find(r.Settings, func(s Setting) bool { return s.Key == key }), new(Setting))
 }
 
 // Event is one JSON line of progress. The last line of a stream has Connection, Intercept or Error set.

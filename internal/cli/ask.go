@@ -80,7 +80,7 @@ func (a *app) report(
 	return err
 }
 
-// interruptedOr converts err for a program that reads our output.
+// interruptedOr converts err for people, or for a program that reads our output.
 func interruptedOr(ctx context.Context, err error) *api.Error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return api.Errorf(api.ExitInterrupted, "interrupted")

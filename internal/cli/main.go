@@ -94,16 +94,13 @@ func (a *app) main(ctx context.Context, args []string) int {
 	if err == nil {
 		err = root.ExecuteContext(ctx)
 	}
-	var code exitCode
-	switch {
-	case err == nil:
+	if err == nil {
 		return int(api.ExitOK)
-	case errors.As(err, &code):
-		return int(code)
-	case ctx.Err() != nil && errors.Is(err, context.Canceled):
-		err = api.Errorf(api.ExitInterrupted, "interrupted")
 	}
-	e := api.AsError(err)
+	if code, ok := errors.AsType[exitCode](err); ok {
+		return int(code)
+	}
+	e := interruptedOr(ctx, err)
 	if a.plugin {
 		named := *e
 		named.Message, named.Hint = inPlugin(e.Message), inPlugin(e.Hint)

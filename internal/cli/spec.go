@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
@@ -196,7 +197,7 @@ func newPortMap(text, protocol, container, local string, mapped bool) (api.PortM
 	switch {
 	case err == nil && number > 0:
 		p.Container, p.Local = uint16(number), uint16(number)
-	case err == nil, errors.Is(err, strconv.ErrRange), !isPortName(container):
+	case err == nil, errors.Is(err, strconv.ErrRange), len(validation.IsValidPortName(container)) > 0:
 		return p, fmt.Errorf("%q: %q is not a container port", text, container)
 	default:
 		p.Name = container
@@ -210,13 +211,6 @@ func newPortMap(text, protocol, container, local string, mapped bool) (api.PortM
 	}
 	p.Local = uint16(number)
 	return p, nil
-}
-
-// isPortName reports whether s is valid as the name of a container port: letters, digits and dashes, at least one
-// letter.
-func isPortName(s string) bool {
-	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" &&
-		strings.ContainsAny(s, "abcdefghijklmnopqrstuvwxyz")
 }
 
 // checkWorkload returns an error unless args is one TYPE/NAME. hint helps a user who gave more.

@@ -69,7 +69,7 @@ func (c *Config) Settings() []api.Setting {
 // Setting returns the setting of the key.
 func (c *Config) Setting(key Key) api.Setting {
 	out := api.Setting{Key: string(key), Origin: api.OriginDefault}
-	if s, ok := find(key); ok {
+	if s := find(key); s != nil {
 		out.Value = s.text(c)
 	}
 	if o, ok := c.origins[key]; ok {
@@ -319,7 +319,7 @@ func values[T any](key Key, flag, usage string, parse func([]string) (T, error),
 var words = regexp.MustCompile("([a-z])([A-Z])")
 
 // assign sets a setting and its origin.
-func (c *Config) assign(s setting, values []string, o origin) error {
+func (c *Config) assign(s *setting, values []string, o origin) error {
 	if err := s.set(c, values); err != nil {
 		return err
 	}
@@ -327,19 +327,14 @@ func (c *Config) assign(s setting, values []string, o origin) error {
 	return nil
 }
 
-func find(key Key) (setting, bool) {
-	all := settings()
-	i := slices.IndexFunc(all, func(s setting) bool { return s.key == key })
-	if i < 0 {
-		return setting{}, false
-	}
-	return all[i], true
+// find returns the setting of a key, or nil.
+func find(key Key) *setting {
+	return api.Find(settings(), func(s setting) bool { return s.key == key })
 }
 
 // FlagName returns the name of the flag that sets k, without dashes.
 func (k Key) FlagName() string {
-	s, _ := find(k)
-	return s.flag
+	return find(k).flag
 }
 
 // flagAnnotation is the annotation of the flags that AddFlags defines. It has the Key.
@@ -349,7 +344,7 @@ const flagAnnotation = "kubevpn_setting"
 func AddFlags(cmd *cobra.Command, keys ...Key) {
 	flags, defaults := cmd.Flags(), Default()
 	for _, key := range keys {
-		s, _ := find(key)
+		s := find(key)
 		switch {
 		case s.list:
 			flags.StringSlice(s.flag, nil, s.usage+"; may be repeated")
@@ -382,7 +377,7 @@ func (c *Config) ApplyFlags(flags *pflag.FlagSet) (err error) {
 		if list, ok := f.Value.(pflag.SliceValue); ok {
 			values = list.GetSlice()
 		}
-		s, _ := find(Key(key[0]))
+		s := find(Key(key[0]))
 		if invalid := c.assign(s, values, origin{api.OriginFlag, "--" + f.Name}); invalid != nil {
 			err = api.Errorf(api.ExitUsage, "--%s: %w", f.Name, invalid)
 		}

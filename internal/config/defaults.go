@@ -74,9 +74,9 @@ func (d *defaults) apply(text string) {
 }
 
 func (d *defaults) applyEntry(e entry) {
-	s, known := find(Key(e.key))
+	s := find(Key(e.key))
 	switch {
-	case !known:
+	case s == nil:
 		d.warn("unknown key %.*q: ignored", maxValue, e.key)
 		return
 	case !s.cluster:
@@ -105,7 +105,7 @@ func (d *defaults) applyEntry(e entry) {
 }
 
 // rejects reports whether one value of a setting is unusable, and warns.
-func (d *defaults) rejects(s setting, value string) bool {
+func (d *defaults) rejects(s *setting, value string) bool {
 	if len(value) > maxValue {
 		d.warn("%s: a value of %d bytes is ignored", s.key, len(value))
 		return true

@@ -34,7 +34,7 @@ func Load(path string, lookup func(string) (string, bool)) (Config, error) {
 		if s.list {
 			values = fields(value)
 		}
-		if err := c.assign(s, values, origin{api.OriginEnvironment, s.env}); err != nil {
+		if err := c.assign(&s, values, origin{api.OriginEnvironment, s.env}); err != nil {
 			return Config{}, api.Errorf(api.ExitUsage, "%s: %w", s.env, err)
 		}
 	}
@@ -94,8 +94,8 @@ func mapping(text []byte) ([]entry, error) {
 }
 
 func (c *Config) applyEntry(e entry, from origin) error {
-	s, ok := find(Key(e.key))
-	if !ok {
+	s := find(Key(e.key))
+	if s == nil {
 		return fmt.Errorf("unknown key %q: must be one of %s", e.key, strings.Join(api.Texts(settings(), func(s setting) string { return string(s.key) }), ", "))
 	}
 	values, err := strs(e.value, s.list)

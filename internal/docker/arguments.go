@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,11 +80,8 @@ const (
 
 // flagNamed returns the flag with a name or a short name.
 func flagNamed(name string) flag {
-	n := slices.IndexFunc(flags, func(f flag) bool { return f.name == name || f.short != "" && f.short == name })
-	if n < 0 {
-		return flag{name: name, takesValue: true}
-	}
-	return flags[n]
+	known := api.Find(flags, func(f flag) bool { return f.name == name || f.short != "" && f.short == name })
+	return *cmp.Or(known, &flag{name: name, takesValue: true})
 }
 
 // ParseArguments parses the flags after --. Errors are *api.Error.
