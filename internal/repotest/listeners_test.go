@@ -28,7 +28,7 @@ var listeners = map[string][]string{
 	"internal/daemon/listen_unix.go:listen":            {"daemon: its sockets"},
 	"internal/daemon/metrics.go:serveMetrics":          {"daemon: metrics"},
 	"internal/daemon/os_windows.go:listen":             {"daemon: its sockets"},
-	"internal/daemon/page.go:startPage":                {"daemon: page"},
+	"internal/daemon/page.go:servePage":                {"daemon: page"},
 	"internal/daemon/resolver.go:listenBoth":           {"daemon: resolver", "daemon: resolver"},
 	"internal/docker/sockets_linux.go:listen":          {"dev --docker: control socket"},
 	"internal/gateway/gateway_linux.go:run":            {"gateway: @kubevpn-gateway-lock"},
