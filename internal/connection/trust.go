@@ -56,7 +56,8 @@ func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
 // allowed.
 func checkDefaults(r *api.ConnectRequest) error {
 	if setting := r.Setting(string(config.KeyExtraCIDRs)); setting.Origin == api.OriginCluster {
-		allowed := slices.DeleteFunc(slices.Clone(r.Consent.Networks), func(p netip.Prefix) bool { return !p.IsValid() })
+		invalid := func(p netip.Prefix) bool { return !p.IsValid() }
+		allowed := slices.DeleteFunc(slices.Clone(r.Consent.Networks), invalid)
 		ask := slices.DeleteFunc(slices.Clone(r.ExtraCIDRs), routable.Of(allowed).ContainsPrefix)
 		if len(ask) > 0 {
 			return defaultsError("networks, which are routed", api.Some(ask, 1), setting, &api.Consent{Networks: ask})
