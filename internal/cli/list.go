@@ -174,7 +174,9 @@ func oneLines(cells []string) []string {
 }
 
 func listedPorts(ports []api.WorkloadPort) string {
-	return strings.Join(api.Texts(ports, func(p api.WorkloadPort) string { return portNumber(p.Protocol, p.Port) }), ",")
+	return strings.Join(api.Texts(ports, func(p api.WorkloadPort) string {
+		return portNumber(p.Protocol, p.Port)
+	}), ",")
 }
 
 func listedServices(ports []api.WorkloadPort) string {

@@ -33,7 +33,8 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 		if i.Clone != nil && i.Clone.NoTraffic { // the pods of the workload do not take part
 			intercepted, state = "-", string(i.Clone.State)
 		}
-		t.row([]string{name, dash(matched(i.Match, i.Mirror)), dash(strings.Join(api.Texts(i.Ports, portMap), ", ")), intercepted, dash(i.Owner),
+		ports := strings.Join(api.Texts(i.Ports, portMap), ", ")
+		t.row([]string{name, dash(matched(i.Match, i.Mirror)), dash(ports), intercepted, dash(i.Owner),
 			fmt.Sprint(i.Requests), state},
 			[]string{i.ID, i.Namespace, i.Connection, dash(i.Mode), age(i.Since, now), dash(i.LastError)})
 		for _, other := range i.Others {
@@ -41,8 +42,9 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 			if other.Away {
 				state = "away"
 			}
-			t.row([]string{name, dash(matched(other.Match, other.Mirror)), dash(strings.Join(api.Texts(other.Ports, agentPort), ", ")), "-",
-				dash(other.Owner), fmt.Sprint(other.Requests), state},
+			ports := strings.Join(api.Texts(other.Ports, agentPort), ", ")
+			t.row([]string{name, dash(matched(other.Match, other.Mirror)), dash(ports), "-", dash(other.Owner),
+				fmt.Sprint(other.Requests), state},
 				[]string{"-", i.Namespace, i.Connection, "-", age(other.Since, now), dash(other.LastError)})
 		}
 	}

@@ -96,7 +96,8 @@ func mapping(text []byte) ([]entry, error) {
 func (c *Config) applyEntry(e entry, from origin) error {
 	s := find(Key(e.key))
 	if s == nil {
-		return fmt.Errorf("unknown key %q: must be one of %s", e.key, strings.Join(api.Texts(settings(), func(s setting) string { return string(s.key) }), ", "))
+		keys := api.Texts(settings(), func(s setting) string { return string(s.key) })
+		return fmt.Errorf("unknown key %q: must be one of %s", e.key, strings.Join(keys, ", "))
 	}
 	values, err := strs(e.value, s.list)
 	if err != nil {

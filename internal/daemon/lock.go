@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// lock makes this process the only daemon, or returns ErrRunning. The system unlocks the file when the process ends. The
-// file stays: after its removal, two processes could lock two files of the same name.
+// lock makes this process the only daemon, or returns ErrRunning. The system unlocks the file when the process ends.
+// The file stays: after its removal, two processes could lock two files of the same name.
 func lock(path string) (unlock func() error, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

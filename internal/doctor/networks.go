@@ -66,8 +66,8 @@ func overlap(ctx context.Context, f *facts) api.Finding {
 		return skipped("you may not see the cluster's networks; the traffic manager may")
 	}
 	devices := api.Texts(f.connections(), func(c api.Connection) string { return c.Device })
-	seen, err := connection.Foresee(found, api.ConnectRequest{ConnectSettings: f.Settings}, f.cluster.Addresses(), devices,
-		f.cluster.InPod())
+	seen, err := connection.Foresee(found, api.ConnectRequest{ConnectSettings: f.Settings}, f.cluster.Addresses(),
+		devices, f.cluster.InPod())
 	if err != nil {
 		return failed(api.Errorf(api.ExitNetwork, "cannot read this machine's routes: %w", err).
 			WithHint("ip route show table all"), "kubevpn cannot see what its routes would hide")
