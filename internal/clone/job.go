@@ -28,6 +28,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/kubectl/pkg/util/fieldpath"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
@@ -195,23 +197,42 @@ func (p *plan) build(name string) error {
 	return p.change()
 }
 
-// keepLabels replaces variables that refer to labels which the clone lacks by their values in the workload.
+// keepLabels lets variables and files that refer to labels which the clone lacks refer to annotations with the values
+// that they have in the workload. So do files of all labels.
 func (p *plan) keepLabels(before map[string]string) {
-	for _, all := range [][]corev1.Container{p.template.Spec.InitContainers, p.template.Spec.Containers} {
-		for n := range all {
-			for m := range all[n].Env {
-				e := &all[n].Env[m]
-				if e.ValueFrom == nil || e.ValueFrom.FieldRef == nil {
-					continue
-				}
-				name, is := strings.CutPrefix(e.ValueFrom.FieldRef.FieldPath, "metadata.labels['")
-				name = strings.TrimSuffix(name, "']")
-				if _, kept := p.template.Labels[name]; is && !kept {
-					e.Value, e.ValueFrom = workloads.Literal(before[name]), nil
-				}
+	workload := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: before}}
+	for n, field := range p.fields() {
+		name, one := strings.CutPrefix(field.FieldPath, "metadata.labels['")
+		_, kept := p.template.Labels[strings.TrimSuffix(name, "']")]
+		if one && !kept || field.FieldPath == "metadata.labels" {
+			value, _ := fieldpath.ExtractFieldPathAsString(workload, field.FieldPath) // the API server reports a bad path
+			key := fmt.Sprint("kubevpn.dev/field-", n)
+			metav1.SetMetaDataAnnotation(&p.template.ObjectMeta, key, value)
+			field.FieldPath = "metadata.annotations['" + key + "']"
+		}
+	}
+}
+
+// fields returns the references to fields of the pod in variables and files.
+func (p *plan) fields() (all []*corev1.ObjectFieldSelector) {
+	for _, c := range slices.Concat(p.template.Spec.InitContainers, p.template.Spec.Containers) {
+		for _, e := range c.Env {
+			if e.ValueFrom != nil {
+				all = append(all, e.ValueFrom.FieldRef)
 			}
 		}
 	}
+	var files []corev1.DownwardAPIVolumeFile
+	for _, v := range p.template.Spec.Volumes {
+		files = append(files, ptr.Deref(v.DownwardAPI, corev1.DownwardAPIVolumeSource{}).Items...)
+		for _, s := range ptr.Deref(v.Projected, corev1.ProjectedVolumeSource{}).Sources {
+			files = append(files, ptr.Deref(s.DownwardAPI, corev1.DownwardAPIProjection{}).Items...)
+		}
+	}
+	for _, f := range files {
+		all = append(all, f.FieldRef)
+	}
+	return slices.DeleteFunc(all, func(f *corev1.ObjectFieldSelector) bool { return f == nil })
 }
 
 // labels returns the labels of the template without those that a selector uses, and with those of the clone.

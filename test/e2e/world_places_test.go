@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,26 +67,26 @@ func worldPlaces(t *testing.T, l *laptop, s *shop) {
 	}
 }
 
-// policedManifest has policies that demand a label, an annotation and limits of everything, and a workload that
+// governedManifest has policies that demand a label, an annotation and limits of everything, and a workload that
 // complies.
-const policedManifest = `
+const governedManifest = `
 apiVersion: v1
 kind: Namespace
-metadata: {name: policed, labels: {pod-security.kubernetes.io/enforce: restricted}}
+metadata: {name: governed, labels: {pod-security.kubernetes.io/enforce: restricted}}
 ---
 apiVersion: v1
 kind: ResourceQuota
-metadata: {name: all, namespace: policed}
+metadata: {name: all, namespace: governed}
 spec: {hard: {limits.cpu: "8", limits.memory: 8Gi, requests.cpu: "4", requests.memory: 4Gi}}
 ---
 apiVersion: v1
 kind: LimitRange
-metadata: {name: all, namespace: policed}
+metadata: {name: all, namespace: governed}
 spec: {limits: [{type: Container, max: {cpu: "2", memory: 1Gi}, min: {cpu: 20m, memory: 16Mi}, maxLimitRequestRatio: {cpu: "20"}}]}
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
-metadata: {name: policed}
+metadata: {name: governed}
 spec:
   matchConstraints:
     resourceRules:
@@ -98,15 +99,20 @@ spec:
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
-metadata: {name: policed}
+metadata: {name: governed}
 spec:
-  policyName: policed
+  policyName: governed
   validationActions: [Deny]
-  matchResources: {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: policed}}}
+  matchResources: {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: governed}}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings, namespace: governed}
+data: {GREETING: hello}
 ---
 apiVersion: apps/v1
 kind: Deployment
-metadata: {name: web, namespace: policed, labels: {team: shop}, annotations: {example.com/cost: "1"}}
+metadata: {name: web, namespace: governed, labels: {team: shop}, annotations: {example.com/cost: "1"}}
 spec:
   selector: {matchLabels: {app: web}}
   template:
@@ -126,55 +132,79 @@ spec:
         - {name: APP, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}
         - {name: TIER, valueFrom: {fieldRef: {fieldPath: "metadata.labels['tier']"}}}
         - {name: COST, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['example.com/cost']"}}}
-        - {name: CPU, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}
+        - {name: CPU, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: 1m}}}
+        envFrom: [{configMapRef: {name: settings}}]
+        volumeMounts: [{name: info, mountPath: /info}]
+      volumes:
+      - name: info
+        projected:
+          sources:
+          - {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}, {path: app, fieldRef: {fieldPath: "metadata.labels['app']"}}]}}
+          - {configMap: {name: settings}}
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: web, namespace: policed, labels: {team: shop}, annotations: {example.com/cost: "1"}}
+metadata: {name: web, namespace: governed, labels: {team: shop}, annotations: {example.com/cost: "1"}}
 spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}
 `
 
-// worldPoliced installs, intercepts and clones where policies, a quota and a LimitRange demand something of each object.
-func worldPoliced(t *testing.T, l *laptop) {
-	l.apply(t, strings.ReplaceAll(policedManifest, "APP_IMAGE", appRef))
-	s := &shop{l.world, "policed", "deployment/web"}
+// worldGoverned installs, intercepts and clones where policies, a quota and a LimitRange demand something of each object.
+func worldGoverned(t *testing.T, l *laptop) {
+	l.apply(t, strings.ReplaceAll(governedManifest, "APP_IMAGE", appRef))
+	s := &shop{l.world, "governed", "deployment/web"}
 	s.rolledOut(t)
 	objects := []string{"--labels", "team=shop", "--annotations", "example.com/cost=1"}
-	install := []string{"kubevpn", "install", "--manager-namespace", "policed"}
+	install := []string{"kubevpn", "install", "--manager-namespace", "governed"}
 	t.Run("install", func(t *testing.T) {
-		testenv.Eventually(t, soon, func() error { // the API server compiles policies in the background
-			if r := l.run(t, append(install, "--labels", "x=y")...); !strings.Contains(r.stderr, "it needs the label team") ||
-				!strings.Contains(r.stderr, "--labels team=shop") {
-				return errors.New(r.String())
+		testenv.Eventually(t, time.Minute, func() error { // the API server compiles policies in the background
+			out, err := s.tryKubectl(t.Context(), "-n", "governed", "create", "service", "clusterip", "x", "--tcp=80", "--dry-run=server")
+			if err == nil {
+				return errors.New(out)
 			}
 			return nil
 		})
+		if r := l.run(t, append(install, "--labels", "x=y")...); !strings.Contains(r.stderr, "it needs the label team") ||
+			!strings.Contains(r.stderr, "--labels team=shop") {
+			t.Error(r)
+		}
 		r := l.run(t, append(install, append(objects, "--resources", "limits.memory=512Mi,requests.cpu=100m")...)...)
 		if r.code != 0 {
 			t.Fatal(r)
 		}
-		l.must(t, "kubevpn", "uninstall", "--manager-namespace", "policed")
+		l.must(t, "kubevpn", "uninstall", "--manager-namespace", "governed")
 	})
 	t.Run("sidecar", func(t *testing.T) {
 		failure{code: api.ExitInject, message: "per Container|ratio", hint: "--resources", within: 40 * time.Second}.check(t,
-			l.run(t, "kubevpn", "proxy", s.workload, "-n", "policed", "--headers", mine+"="+me))
+			l.run(t, "kubevpn", "proxy", s.workload, "-n", "governed", "--headers", mine+"="+me))
 		l.proxy(t, s, "--headers", mine+"="+me, "--resources", "requests.cpu=50m")
 		testenv.Eventually(t, soon, func() error {
-			return s.visitor(t).want("http://"+s.clusterIP(t, "policed", "web")+"/", "laptop", mine, me)
+			return s.visitor(t).want("http://"+s.clusterIP(t, "governed", "web")+"/", "laptop", mine, me)
 		})
 		l.leave(t, s)
 		s.rolledOut(t)
 	})
 	t.Run("clone", func(t *testing.T) {
-		clone := []string{"kubevpn", "clone", s.workload, "-n", "policed", "--no-traffic", "--name", "copy"}
+		clone := []string{"kubevpn", "clone", s.workload, "-n", "governed", "--no-traffic", "--name", "copy"}
 		r := l.run(t, append(clone, objects...)...)
 		if r.code != 0 {
 			t.Fatal(r)
 		}
-		defer l.must(t, "kubevpn", "leave", s.workload, "-n", "policed")
+		defer l.must(t, "kubevpn", "leave", s.workload, "-n", "governed")
 		for _, kind := range []string{"job", "service"} {
-			if got := s.kubectl(t, "-n", "policed", "get", kind, "copy", "-o", "jsonpath={.metadata.labels.team}"); got != "shop" {
+			if got := s.kubectl(t, "-n", "governed", "get", kind, "copy", "-o", "jsonpath={.metadata.labels.team}"); got != "shop" {
 				t.Errorf("the %s has the team %q", kind, got)
+			}
+		}
+		v, ip := s.visitor(t), s.kubectl(t, "-n", "governed", "get", "pod", s.clonePod(t, "copy"), "-o", "jsonpath={.status.podIP}")
+		for file, want := range map[string][]string{
+			"/proc/self/environ": {"APP=web", "TIER=front", "COST=1", "CPU=500", "GREETING=hello"},
+			"/info/labels":       {`app="web"`, `team="shop"`, `tier="front"`},
+			"/info/app":          {"web"}, "/info/GREETING": {"hello"},
+		} {
+			text, _, err := v.content("http://"+ip+":8080/", file)
+			have := strings.FieldsFunc(text, func(r rune) bool { return r == 0 || r == '\n' })
+			if missing := slices.DeleteFunc(want, func(w string) bool { return slices.Contains(have, w) }); err != nil || len(missing) > 0 {
+				t.Errorf("%s of the clone lacks %q: %q, %v", file, missing, text, err)
 			}
 		}
 	})

@@ -105,7 +105,7 @@ func worldSuite(t *testing.T, w *world) {
 	t.Run("a_pod_has_no_kubeconfig", func(t *testing.T) { worldInPod(t, w) })
 	t.Run("names_mean_what_they_mean_in_the_pod", func(t *testing.T) { worldNames(t, w, l) })
 	t.Run("places", func(t *testing.T) { worldPlaces(t, l, wide) })
-	t.Run("policies_demand_something", func(t *testing.T) { worldPoliced(t, l) })
+	t.Run("policies_demand_something", func(t *testing.T) { worldGoverned(t, l) })
 }
 
 // hold opens n requests for /hold on one connection of HTTP/2, and returns how many got a head.
