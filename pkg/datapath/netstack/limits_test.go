@@ -33,7 +33,10 @@ func TestHeldSYNsAreBounded(t *testing.T) {
 	for n := range sent {
 		w.sendFrom(source(n), flagSYN, 1000, 0)
 	}
-	testenv.Until(t, "all SYNs are read", func() bool { return s.Stats().PacketsIn == sent })
+	testenv.Until(t, "all SYNs are read, and those above the limit dropped", func() bool {
+		got := s.Stats() // which counts a packet before the SYN that it drops
+		return got.PacketsIn == sent && got.TCP.Dropped >= 1000
+	})
 	if got := s.Stats(); got.TCP.Dropped != 1000 || got.PacketsOut != 0 {
 		t.Errorf("%d SYNs were dropped and %d packets sent, want 1000 and none", got.TCP.Dropped, got.PacketsOut)
 	}
@@ -79,7 +82,10 @@ func TestDatagramFlowsAreBounded(t *testing.T) {
 	for n := range maxDatagramFlows + 1000 {
 		send(source(n + 1))
 	}
-	testenv.Until(t, "all datagrams are read", func() bool { return s.Stats().PacketsIn == maxDatagramFlows+1001 })
+	testenv.Until(t, "all datagrams are read, and those above the limit dropped", func() bool {
+		got := s.Stats()
+		return got.PacketsIn == maxDatagramFlows+1001 && got.UDP.Dropped >= 1001
+	})
 	if got := s.Stats().UDP; got.Open != maxDatagramFlows || got.Dropped != 1001 {
 		t.Errorf("%d flows are open and %d datagrams dropped, want %d and 1001", got.Open, got.Dropped, maxDatagramFlows)
 	}
