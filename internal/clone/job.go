@@ -205,7 +205,8 @@ func (p *plan) keepLabels(before map[string]string) {
 		name, one := strings.CutPrefix(field.FieldPath, "metadata.labels['")
 		_, kept := p.template.Labels[strings.TrimSuffix(name, "']")]
 		if one && !kept || field.FieldPath == "metadata.labels" {
-			value, _ := fieldpath.ExtractFieldPathAsString(workload, field.FieldPath) // the API server reports a bad path
+			// The API server reports a path that is wrong.
+			value, _ := fieldpath.ExtractFieldPathAsString(workload, field.FieldPath)
 			key := fmt.Sprint("kubevpn.dev/field-", n)
 			metav1.SetMetaDataAnnotation(&p.template.ObjectMeta, key, value)
 			field.FieldPath = "metadata.annotations['" + key + "']"
