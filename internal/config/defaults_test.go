@@ -1,7 +1,10 @@
 package config
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -78,14 +81,23 @@ func TestEmptyListOfTheUserReplacesTheCluster(t *testing.T) {
 	}
 }
 
-func TestSettingsAreInTheOrderOfTheDocumentation(t *testing.T) {
-	c := Default()
-	var keys []string
-	for _, s := range c.Settings() {
-		keys = append(keys, s.Key)
+// row matches a row of the table of settings: flag, environment, key, and whether the cluster may set it.
+var row = regexp.MustCompile("(?m)^\\| .*`--([a-z-]+).*?\\| `(KUBEVPN_[A-Z_]+)` \\| `([A-Za-z]+)` \\| (no|yes|after you allow it) \\|")
+
+func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
+	text, err := os.ReadFile("../../docs/connect.md")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if d := cmp.Diff(api.Texts(settings(), func(s setting) string { return string(s.key) }), keys); d != "" {
-		t.Error(d)
+	var documented, have []string
+	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
+		documented = append(documented, fmt.Sprint(m[1:4], m[4] != "no"))
+	}
+	for _, s := range settings() {
+		have = append(have, fmt.Sprint([]string{s.flag, s.env, string(s.key)}, s.cluster))
+	}
+	if d := cmp.Diff(have, documented); d != "" {
+		t.Errorf("the table of docs/connect.md (-settings +documented):\n%s", d)
 	}
 }
 
