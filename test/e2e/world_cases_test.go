@@ -258,6 +258,12 @@ func (c cases) bytes(t *testing.T) {
 			""},
 		"early_hints": {"GET / HTTP/1.1", "",
 			"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + ok + "Content-Length: 0\r\n\r\n", ""},
+		"a_100_before_the_answer": {"POST / HTTP/1.1", "Expect: 100-continue\r\nContent-Length: 0\r\n",
+			"HTTP/1.1 100 Continue\r\n\r\n" + ok + "Content-Length: 2\r\n\r\nok", ""},
+		"an_answer_without_a_length": {"GET / HTTP/1.1", "", ok + "Connection: close\r\n\r\nuntil the end", ""},
+		"a_length_said_twice":        {"GET / HTTP/1.1", "", ok + "Content-Length: 2\r\nContent-Length: 2\r\n\r\nok", ""},
+		"events_and_trailers": {"GET / HTTP/1.1", "", ok + "Content-Type: text/event-stream\r\nTrailer: x-sum\r\n" +
+			"Transfer-Encoding: chunked\r\n\r\n9\r\ndata: a\n\n\r\n0\r\nx-sum: 1\r\n\r\n", ""},
 		"an_answer_breaks_off": {"GET / HTTP/1.1", "", ok + "Content-Length: 200\r\n\r\nhalf", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

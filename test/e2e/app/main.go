@@ -15,7 +15,8 @@
 //	          /unchanged 304, with the length of what has not changed
 //	9002/tcp  HTTP/1.1 by hand: each head is answered with itself
 //	9005/tcp  HTTP/1.1 by hand: each head is answered with the text in X-Say, without escapes and with NAME replaced;
-//	          then the connection is an echo if that begins a tunnel, and ends if it is of HTTP/1.0 or has no 200 bytes
+//	          then the connection is an echo if that begins a tunnel, and ends if it is of HTTP/1.0, says close or has
+//	          no 200 bytes
 //	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
 //	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
 //	9443/tcp  the same by TLS, if it was given a certificate
@@ -429,7 +430,8 @@ func (a *app) say(c *net.TCPConn, r *bufio.Reader, head string) (bool, error) {
 		_, err := io.Copy(c, r)
 		return false, err
 	}
-	return !strings.HasPrefix(text, "HTTP/1.0") && !strings.Contains(text, "Content-Length: 200"), nil
+	return !strings.HasPrefix(text, "HTTP/1.0") && !strings.Contains(text, "Content-Length: 200") &&
+		!strings.Contains(text, "Connection: close"), nil
 }
 
 type zeros struct{}
