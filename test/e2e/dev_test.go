@@ -134,7 +134,7 @@ func devFiles(t *testing.T, l *laptop, s *shop) {
 		cat /settings/page /srv/pages/page /keys/password; echo
 		stat -L -c %a /keys/password; stat -f -c %T /keys; cat /podinfo/labels; echo
 		echo kept >/scratch/file && cat /scratch/file
-		curl -s -o /dev/null -w '%{http_code}\n' http://web.deved`)
+		curl -s --retry 9 --retry-connrefused -o /dev/null -w '%{http_code}\n' http://web.deved`)
 	if r.code != 0 {
 		t.Fatal(r)
 	}
