@@ -218,7 +218,9 @@ func (h *handshake) taken() ([]netip.Prefix, error) {
 			set.Add(a)
 		}
 	}
-	set.AddSet(routable.Of(h.avoid))
+	for _, p := range h.avoid {
+		set.AddPrefix(p)
+	}
 	out, err := set.IPSet()
 	if err != nil { // only invalid prefixes cause this; the kernel and the command line have none
 		return nil, err

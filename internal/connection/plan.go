@@ -344,7 +344,9 @@ func (p *planner) bound() error {
 			hides[c.Prefix] = true
 		}
 		var b netipx.IPSetBuilder
-		b.AddSet(routable.Of(p.out.Routes))
+		for _, r := range p.out.Routes {
+			b.AddPrefix(r)
+		}
 		for _, around := range joined {
 			if !hides[around] {
 				b.AddPrefix(around)

@@ -75,7 +75,9 @@ func (n *networks) prefixes(settled bool) found {
 		taken.Add(addr)
 	}
 	out.pods, out.ignored = cover(pods, n.pods, routable.Set(&taken), n.belongToPods)
-	taken.AddSet(routable.Of(out.pods))
+	for _, p := range out.pods {
+		taken.AddPrefix(p)
+	}
 	out.services, _ = cover(services, n.clusterIPs, routable.Set(&taken), func(netip.Prefix) (bool, bool) {
 		return true, true
 	})
