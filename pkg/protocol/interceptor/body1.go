@@ -144,8 +144,7 @@ func (t *transfer) data(n int64) error {
 				if err != nil {
 					return ended(err, n)
 				}
-			}
-			if got, err := t.splice(n); got != 0 || err != nil {
+			} else if got, err := t.splice(n); got != 0 || err != nil {
 				if err != nil || n < 0 && got < spliceLen {
 					return err
 				}

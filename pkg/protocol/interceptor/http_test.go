@@ -555,6 +555,57 @@ func TestPiecesAreForwardedAtOnce(t *testing.T) {
 	})
 }
 
+// arrives reads as many bytes from a connection as text has, which must be those.
+func arrives(t *testing.T, c net.Conn, text string) {
+	t.Helper()
+	got := make([]byte, len(text))
+	if n, err := io.ReadFull(c, got); err != nil || string(got) != text {
+		t.Fatalf("%d of %d bytes, or in another order: %v", n, len(text), err)
+	}
+}
+
+// A body whose first bytes come alone keeps its order, also where the kernel moves the rest of it.
+func TestBodyAfterAPauseKeepsItsOrder(t *testing.T) {
+	var numbers strings.Builder
+	for n := 0; numbers.Len() < 256<<10; n++ {
+		fmt.Fprintf(&numbers, "%07d\n", n)
+	}
+	body := numbers.String()
+	for name, framed := range map[string]struct{ head, end string }{
+		"length": {fmt.Sprintf("Content-Length: %d\r\n\r\n", len(body)), ""},
+		"chunk":  {fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\n", len(body)), "\r\n0\r\n\r\n"},
+		"FIN":    {"Connection: close\r\n\r\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			accepted, done := make(chan net.Conn), make(chan struct{})
+			r := newRig(t, listen(t, func(c net.Conn) { accepted <- c; <-done }))
+			t.Cleanup(func() { close(done) })
+			r.claim(Claim{Match: header(t, "x-user=me"), Target: new(target)})
+			c := dial(t, r.addr)
+			request := "POST / HTTP/1.1\r\nHost: a\r\n"
+			if name == "FIN" { // a request has no such body
+				request += "Content-Length: 0\r\n\r\n"
+			} else {
+				request += framed.head + body[:300]
+			}
+			first, rest := body[:300], body[300:]+framed.end
+			io.WriteString(c, request)
+			app := <-accepted
+			app.SetDeadline(time.Now().Add(20 * time.Second))
+			arrives(t, app, request)
+			if name != "FIN" {
+				go io.WriteString(c, rest)
+				arrives(t, app, rest)
+			}
+			answer := "HTTP/1.1 200 OK\r\n" + framed.head + first
+			io.WriteString(app, answer)
+			arrives(t, c, answer)
+			go io.WriteString(app, rest)
+			arrives(t, c, rest)
+		})
+	}
+}
+
 // The interceptor forwards 128 MiB piece by piece. The test has no time limit of its own.
 func TestLargeUploadNeedsNoMemory(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
