@@ -6,7 +6,7 @@
 GO     ?= go
 PREFIX ?= /usr/local
 
-VERSION ?= $(shell sed -n 's/^\tversion = "\(.*\)"$$/\1/p' internal/version/version.go)
+VERSION ?= $(shell sed -n 's/^\tversion = "\(.*\)"$$/\1/p' internal/process/version/version.go)
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null)$(shell git diff --quiet HEAD 2>/dev/null || echo -dirty)
 # The traffic manager's image: a name to build it by, or, for a release of kubevpn, what that name became when it was pushed:
 #   make push-image IMAGE=registry.example/kubevpn:1
@@ -14,7 +14,7 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null)$(shell git diff --
 # Without the latter kubevpn has no default image, and wants --image, KUBEVPN_IMAGE or its configuration file to say one.
 IMAGE   ?=
 
-LDFLAGS := -s -w -X kubevpn/internal/version.version=$(VERSION) -X kubevpn/internal/version.commit=$(COMMIT)
+LDFLAGS := -s -w -X kubevpn/internal/process/version.version=$(VERSION) -X kubevpn/internal/process/version.commit=$(COMMIT)
 BUILD    = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 # The architectures of the nodes: make image builds for one, and make push-image for all of these as one image.
 ARCH    ?= $(shell $(GO) env GOARCH)
@@ -36,7 +36,7 @@ help: ## show this
 
 build: bin/kubevpn bin/traffic ## bin/kubevpn for the laptop, bin/traffic for the cluster
 
-bin/kubevpn: LDFLAGS += $(if $(findstring @sha256:,$(IMAGE)),-X kubevpn/internal/version.image=$(IMAGE))
+bin/kubevpn: LDFLAGS += $(if $(findstring @sha256:,$(IMAGE)),-X kubevpn/internal/process/version.image=$(IMAGE))
 bin/kubevpn bin/traffic:
 	$(BUILD) -o $@ ./cmd/$(notdir $@)
 
@@ -104,7 +104,7 @@ elsewhere: ## go vet for macOS and Windows, and the tests compiled for both
 	scripts/elsewhere
 
 docs: ## write docs/reference from the commands and types; from the chart, its README and the objects of install
-	$(GO) test -run TestReferenceIsGenerated ./internal/cli -args -update-reference
+	$(GO) test -run TestReferenceIsGenerated ./internal/laptop/cli -args -update-reference
 	$(GO) test -C test -run IsGenerated ./schema -args -update
 	$(GO) test -C test -run IsGenerated ./chart -args -update
 

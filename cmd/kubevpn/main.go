@@ -6,8 +6,8 @@ package main
 import (
 	"os"
 
-	"kubevpn/internal/cli"
-	"kubevpn/internal/helper"
+	"kubevpn/internal/laptop/cli"
+	"kubevpn/internal/laptop/helper"
 )
 
 func main() {

@@ -8,12 +8,12 @@ import (
 	"os"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
-	"kubevpn/internal/daemon"
-	"kubevpn/internal/footprint"
-	"kubevpn/internal/helper"
-	"kubevpn/internal/service"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/daemon"
+	"kubevpn/internal/laptop/helper"
+	"kubevpn/internal/laptop/hostservice"
+	"kubevpn/internal/process/footprint"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -36,7 +36,7 @@ func startHelper(ctx context.Context, announce func(line string)) (*os.File, err
 	if err != nil {
 		return nil, api.Errorf(api.ExitPrivilege, "cannot start the root helper: %w", err)
 	}
-	cfg := helper.StartConfig{Executable: executable, Service: service.Socket, Announce: announce}
+	cfg := helper.StartConfig{Executable: executable, Service: hostservice.Socket, Announce: announce}
 	if os.Geteuid() > 0 {
 		cfg.Stderr = os.Stderr // for the messages of sudo
 	}
@@ -65,7 +65,7 @@ func hold(ctx context.Context, req api.InterceptRequest, place sandbox.Place, pr
 	return daemon.Hold(ctx, cfg)
 }
 
-func reset(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, progress func(api.Event)) error {
+func reset(ctx context.Context, c *client.Cluster, req api.ResetRequest, progress func(api.Event)) error {
 	owner, err := newOwner()
 	if err != nil {
 		return err

@@ -11,13 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevpn/internal/agent"
 	"kubevpn/internal/api"
-	"kubevpn/internal/gateway"
-	"kubevpn/internal/manager"
-	"kubevpn/internal/supervisor"
-	"kubevpn/internal/version"
-	"kubevpn/internal/why/trip"
+	"kubevpn/internal/incluster/agent"
+	"kubevpn/internal/incluster/gateway"
+	"kubevpn/internal/incluster/manager"
+	"kubevpn/internal/incluster/supervisor"
+	"kubevpn/internal/inspect/why/trip"
+	"kubevpn/internal/process/version"
 )
 
 func main() {

@@ -1,5 +1,7 @@
 package api
 
+import "net/netip"
+
 // FindingState is the result of one check of `kubevpn doctor`.
 type FindingState string
 
@@ -41,4 +43,11 @@ type Diagnosis struct {
 // Failed returns the first check that failed, or nil.
 func (d *Diagnosis) Failed() *Finding {
 	return Find(d.Findings, func(f Finding) bool { return f.State == FindingFailed })
+}
+
+// Foresight is what the routes of a connection would be.
+type Foresight struct {
+	Routes   []netip.Prefix
+	Overlap  *Error // with which `kubevpn connect` would fail; nil: it would not overlap a network of this machine
+	Warnings []string
 }

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/version"
+	"kubevpn/internal/process/version"
 	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/wire/sshjump"
 )

@@ -16,84 +16,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// layers says how high each package is: imports point down, and packages of the same height do not import each
-// other. A package below one of these (pkg/datapath/tun/tuntest) belongs to it.
-var layers = map[string]int{
-	"cmd": 50,
-
-	"internal/cli":    40,
-	"internal/daemon": 40,
-	"internal/helper": 40,
-
-	"internal/connection": 30,
-	"internal/manager":    30,
-	"internal/agent":      30,
-	"internal/install":    30,
-	"internal/service":    30,
-	"internal/gateway":    30,
-	"internal/intercept":  30,
-	"internal/supervisor": 30,
-	"internal/clone":      30,
-	"internal/why":        30,
-	"internal/shadow":     30,
-	"internal/dev":        31, // it runs programs, or containers by internal/docker
-	"internal/docker":     30,
-	"internal/report":     31, // it finds the traffic manager by internal/install
-	"internal/page":       30,
-	"internal/doctor":     32, // it asks what install, connection and service know
-
-	"internal/netpolicy": 20,
-	"internal/exchanges": 21,
-	"internal/podenv":    21,
-	"internal/cluster":   21,
-	"internal/podconn":   22,
-	"internal/podstatus": 21,
-	"internal/workloads": 22,
-	"internal/config":    21,
-	"internal/api":       20, // the words that every part says to the others: it imports nothing of internal
-	"internal/version":   20,
-	"internal/footprint": 20,
-	"internal/metrics":   21,
-
-	"pkg/datapath/tun":        10,
-	"pkg/datapath/netstack":   10,
-	"pkg/datapath/packetlink": 10,
-	"pkg/datapath/balancer":   10,
-	"pkg/datapath/packet":     0,
-	"pkg/datapath/routable":   0,
-
-	"pkg/host/osdns":      10,
-	"pkg/host/route":      10,
-	"pkg/host/redirect":   10,
-	"pkg/host/netfilter":  0,
-	"pkg/host/sandbox":    11, // it makes its network with pkg/host/route
-	"pkg/host/sockets":    0,
-	"pkg/host/subreaper":  0,
-	"pkg/host/unixsocket": 0,
-
-	"pkg/wakeup": 0,
-	"pkg/redact": 0,
-
-	"pkg/wire/transport":    10,
-	"pkg/wire/authlistener": 5, // whoever listens bounds its conns by it
-	"pkg/wire/filesync":     10,
-	"pkg/wire/nonblock":     0,
-	"pkg/wire/sshjump":      10,
-
-	"pkg/protocol/dns":         10,
-	"pkg/protocol/interceptor": 10,
-	"pkg/protocol/httpmatch":   0,
-	"pkg/protocol/socks":       10,
+// floors are the folders of the product from the top down. A package imports its own folder, and folders of lower
+// floors: so internal/laptop and internal/incluster never import each other. pkg has floors of its own.
+var floors = [][]string{
+	{"cmd"},
+	{"internal/laptop", "internal/incluster"},
+	{"internal/inspect"},
+	{"internal/kube", "internal/config"},
+	{"internal/api", "internal/process"},
+	{"pkg/datapath", "pkg/protocol"},
+	{"pkg/wire"},
+	{"pkg/host"},
+	{"pkg/redact", "pkg/wakeup"},
 }
 
 // outside are packages that only tests import. The rest of what is not the product is the module in test, which the
 // product cannot import.
 var outside = []string{"internal/repotest", "internal/testenv"}
-
-// exceptions are imports between equals, each with its reason.
-var exceptions = map[[2]string]string{
-	{"internal/connection", "internal/install"}: "a session begins with finding the traffic manager, or installing it",
-}
 
 type pkg struct {
 	ImportPath string
@@ -138,33 +77,30 @@ func root(t *testing.T) string {
 	return filepath.Dir(filepath.Dir(dir))
 }
 
-// unit is the entry of layers or outside that a path within the module belongs to.
-func unit(path string) string {
-	best := ""
-	consider := func(name string) {
-		if (path == name || strings.HasPrefix(path, name+"/")) && len(name) > len(best) {
-			best = name
+// within reports whether a package within the module is in a folder.
+func within(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
+
+// place returns the folder of floors that contains a package, and its floor, counted from the top; -1: none.
+func place(path string) (folder string, floor int) {
+	for floor, folders := range floors {
+		for _, folder := range folders {
+			if within(path, folder) {
+				return folder, floor
+			}
 		}
 	}
-	for name := range layers {
-		consider(name)
-	}
-	for _, name := range outside {
-		consider(name)
-	}
-	return best
+	return "", -1
 }
 
 func TestImportsPointDown(t *testing.T) {
-	used := map[[2]string]bool{}
 	for _, p := range packages(t) {
 		path := strings.TrimPrefix(p.ImportPath, "kubevpn/")
-		from := unit(path)
-		if from == "" {
-			t.Errorf("%s is in no layer: place it in layers_test.go", path)
+		if slices.ContainsFunc(outside, func(o string) bool { return within(path, o) }) {
 			continue
 		}
-		if slices.Contains(outside, from) {
+		from, floor := place(path)
+		if floor < 0 {
+			t.Errorf("%s is in no folder of floors", path)
 			continue
 		}
 		for _, imported := range p.Imports {
@@ -172,57 +108,49 @@ func TestImportsPointDown(t *testing.T) {
 			if !ours {
 				continue
 			}
-			to := unit(target)
-			edge := [2]string{from, to}
-			_, excepted := exceptions[edge]
+			to, below := place(target)
 			switch {
-			case from == to:
-			case excepted:
-				used[edge] = true
-			case slices.Contains(outside, to):
+			case below < 0:
 				t.Errorf("%s imports %s, which is not part of the product", path, target)
-			case layers[to] == layers[from]:
-				t.Errorf("%s imports %s: they have the same height; a package above must connect them", path, target)
-			case layers[to] > layers[from]:
-				t.Errorf("%s imports %s, which is above it", path, target)
+			case to != from && below <= floor:
+				t.Errorf("%s imports %s: %s is not below %s", path, target, to, from)
 			}
-		}
-	}
-	for edge := range exceptions {
-		if !used[edge] {
-			t.Errorf("no import uses the exception %s → %s", edge[0], edge[1])
 		}
 	}
 }
 
-// TestArchitectureListsEachPackageInItsLayer compares the table of docs/architecture.md with layers.
-func TestArchitectureListsEachPackageInItsLayer(t *testing.T) {
+// TestArchitectureListsEachPackage compares the table of docs/architecture.md with the packages and their floors. A
+// package whose folder has a package belongs to that one.
+func TestArchitectureListsEachPackage(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root(t), "docs", "architecture.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(text), "| layer | package | task |\n")
+	_, table, _ := strings.Cut(string(text), "| floor | package | task |\n")
 	table, _, _ = strings.Cut(table, "\n\n")
-	documented, layer := map[string]int{}, 0
+	documented, floor := map[string]int{}, -1
 	for line := range strings.Lines(table) {
 		cells := strings.Split(line, "|")
 		if number, err := strconv.Atoi(strings.TrimSpace(cells[1])); err == nil {
-			layer = number
+			floor = number
 		}
 		for i, name := range strings.Split(cells[2], "`") {
 			if i%2 == 1 {
-				documented[name] = layer
+				documented[name] = floor
 			}
 		}
 	}
-	want := map[string]int{"cmd/kubevpn": 5, "cmd/traffic": 5}
-	for name, height := range layers {
-		if name != "cmd" {
-			want[name] = height / 10
+	all := packages(t)
+	want := map[string]int{}
+	for _, p := range all {
+		path := strings.TrimPrefix(p.ImportPath, "kubevpn/")
+		part := slices.ContainsFunc(all, func(o pkg) bool { return strings.HasPrefix(p.ImportPath, o.ImportPath+"/") })
+		if _, at := place(path); at >= 0 && !part {
+			want[path] = len(floors) - 1 - at
 		}
 	}
 	if diff := cmp.Diff(want, documented); diff != "" {
-		t.Errorf("the table of layers in docs/architecture.md (-layers_test.go +table):\n%s", diff)
+		t.Errorf("the table of docs/architecture.md (-packages +table):\n%s", diff)
 	}
 }
 
@@ -235,8 +163,9 @@ func TestForbiddenDependencies(t *testing.T) {
 		why       string
 	}{
 		{"kubevpn/pkg/", []string{"k8s.io/", "github.com/spf13/", "flag", "kubevpn/internal/"}, "pkg is mechanism"},
-		{"kubevpn/cmd/traffic", []string{"gvisor.dev/", "kubevpn/internal/cli", "kubevpn/internal/daemon",
-			"kubevpn/internal/helper", "kubevpn/internal/connection", "kubevpn/internal/cluster"}, "the image contains no code of the laptop"},
+		{"kubevpn/cmd/traffic", []string{"gvisor.dev/", "kubevpn/internal/laptop/", "kubevpn/internal/kube/"},
+			"the image contains no code of the laptop"},
+		{"kubevpn/cmd/kubevpn", []string{"kubevpn/internal/incluster/"}, "the laptop's program contains no code of the image"},
 		{"kubevpn/internal/api", []string{"kubevpn/internal/"}, "every part imports it"},
 		{"kubevpn/internal/", []string{"text/template", "html/template"}, "the linker then keeps all methods: 20 MB of program"},
 	}

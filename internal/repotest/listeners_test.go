@@ -13,37 +13,37 @@ import (
 
 // listeners are the places of the product that listen or make a server, by file and function, each with its rows of the
 // table "Listeners" in docs/security.md, one for each call. To listen somewhere else, bound the conns, and what one may
-// hold and for how long: authlistener.Bound and testenv.Flood help. Then add a row, and an entry here. Calls that are no
-// listener of their own have "".
+// hold and for how long: authlistener.Bound and testenv.Flood help. Then add a row, and an entry here. Calls that are
+// no listener of their own have "".
 var listeners = map[string][]string{
-	"internal/agent/agent.go:lead":                     {"agent: its port"},
-	"internal/agent/infoserver.go:openInfoServer":      {"agent: 127.0.0.1, information"},
-	"internal/agent/receiver.go:listenPackets":         {"agent: intercepted UDP ports"},
-	"internal/agent/receiver.go:listenTCP":             {"agent: intercepted TCP ports"},
-	"internal/agent/socket_linux.go:listenAgents":      {"agent: @kubevpn-agent"},
-	"internal/cli/socks.go:listenProxy":                {"connect --socks: proxy"},
-	"internal/connection/device.go:serveDNSAt":         {"daemon: resolver", "daemon: resolver"},
-	"internal/connection/outside.go:DialEcho":          {""}, // the kernel delivers answers to its pings only
-	"internal/daemon/daemon.go:serve":                  {"daemon: its sockets"},
-	"internal/daemon/listen_unix.go:listen":            {"daemon: its sockets"},
-	"internal/daemon/metrics.go:serveMetrics":          {"daemon: metrics"},
-	"internal/daemon/os_windows.go:listen":             {"daemon: its sockets"},
-	"internal/daemon/page.go:servePage":                {"daemon: page"},
-	"internal/daemon/resolver.go:listenBoth":           {"daemon: resolver", "daemon: resolver"},
-	"internal/docker/sockets_linux.go:listen":          {"dev --docker: control socket"},
-	"internal/gateway/gateway_linux.go:run":            {"gateway: @kubevpn-gateway-lock"},
-	"internal/manager/gateway_linux.go:listenGateways": {"traffic manager: @kubevpn-gateway"},
-	"internal/manager/manager.go:Run":                  managerPorts,
-	"internal/metrics/serve.go:Serve":                  {"daemon: metrics"},
-	"internal/page/page.go:Listen":                     {"daemon: page", "daemon: page"},
-	"internal/service/kubevpn-helper.plist":            {"helper service: its socket"},
-	"internal/service/kubevpn-helper.socket":           {"helper service: its socket"},
-	"internal/supervisor/supervisor.go:Run":            {"clone: socket for files"},
-	"pkg/datapath/netstack/start.go:ListenTCP":         {""}, // for internal/connection
-	"pkg/host/redirect/transparent_linux.go:prove":     {""}, // for one conn of this process, at most 2 s
-	"pkg/protocol/interceptor/http.go:newServer":       {"agent: intercepted TCP ports"},
-	"pkg/protocol/socks/http.go:httpServer":            {"connect --socks: proxy"},
-	"pkg/protocol/socks/udp.go:associate":              {"connect --socks: datagrams"},
+	"internal/incluster/agent/agent.go:lead":                     {"agent: its port"},
+	"internal/incluster/agent/infoserver.go:openInfoServer":      {"agent: 127.0.0.1, information"},
+	"internal/incluster/agent/receiver.go:listenPackets":         {"agent: intercepted UDP ports"},
+	"internal/incluster/agent/receiver.go:listenTCP":             {"agent: intercepted TCP ports"},
+	"internal/incluster/agent/socket_linux.go:listenAgents":      {"agent: @kubevpn-agent"},
+	"internal/laptop/cli/socks.go:listenProxy":                   {"connect --socks: proxy"},
+	"internal/laptop/connection/device.go:serveDNSAt":            {"daemon: resolver", "daemon: resolver"},
+	"internal/laptop/connection/outside.go:DialEcho":             {""}, // the kernel delivers answers to its pings only
+	"internal/laptop/daemon/daemon.go:serve":                     {"daemon: its sockets"},
+	"internal/laptop/daemon/listen_unix.go:listen":               {"daemon: its sockets"},
+	"internal/laptop/daemon/metrics.go:serveMetrics":             {"daemon: metrics"},
+	"internal/laptop/daemon/os_windows.go:listen":                {"daemon: its sockets"},
+	"internal/laptop/daemon/page.go:servePage":                   {"daemon: page"},
+	"internal/laptop/daemon/resolver.go:listenBoth":              {"daemon: resolver", "daemon: resolver"},
+	"internal/laptop/docker/sockets_linux.go:listen":             {"dev --docker: control socket"},
+	"internal/incluster/gateway/gateway_linux.go:run":            {"gateway: @kubevpn-gateway-lock"},
+	"internal/incluster/manager/gateway_linux.go:listenGateways": {"traffic manager: @kubevpn-gateway"},
+	"internal/incluster/manager/manager.go:Run":                  managerPorts,
+	"internal/process/metrics/serve.go:Serve":                    {"daemon: metrics"},
+	"internal/laptop/page/page.go:Listen":                        {"daemon: page", "daemon: page"},
+	"internal/laptop/hostservice/kubevpn-helper.plist":           {"helper service: its socket"},
+	"internal/laptop/hostservice/kubevpn-helper.socket":          {"helper service: its socket"},
+	"internal/incluster/supervisor/supervisor.go:Run":            {"clone: socket for files"},
+	"pkg/datapath/netstack/start.go:ListenTCP":                   {""}, // for internal/laptop/connection
+	"pkg/host/redirect/transparent_linux.go:prove":               {""}, // for one conn of this process, at most 2 s
+	"pkg/protocol/interceptor/http.go:newServer":                 {"agent: intercepted TCP ports"},
+	"pkg/protocol/socks/http.go:httpServer":                      {"connect --socks: proxy"},
+	"pkg/protocol/socks/udp.go:associate":                        {"connect --socks: datagrams"},
 }
 
 var managerPorts = []string{"traffic manager: 127.0.0.1:10800, sessions", "traffic manager: 10801, health",
@@ -99,12 +99,16 @@ func listening(t *testing.T) map[string]int {
 		}
 	}
 	for _, ending := range []string{"socket", "plist"} {
-		units, err := filepath.Glob(filepath.Join(root(t), "internal/*/*."+ending))
+		units, err := filepath.Glob(filepath.Join(root(t), "internal/*/*/*."+ending))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, unit := range units {
-			found["internal/"+filepath.Base(filepath.Dir(unit))+"/"+filepath.Base(unit)] = 1
+			path, err := filepath.Rel(root(t), unit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found[filepath.ToSlash(path)] = 1
 		}
 	}
 	return found

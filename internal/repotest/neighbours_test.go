@@ -111,7 +111,8 @@ func (b *neighbours) run(t *testing.T, pkg string, ahead bool, pattern string, e
 	}
 }
 
-// manager runs a traffic manager until the test ends, and returns its address (childMain of internal/manager).
+// manager runs a traffic manager until the test ends, and returns its address (childMain of
+// internal/incluster/manager).
 func (b *neighbours) manager(t *testing.T, ahead bool) (addr string) {
 	t.Helper()
 	cmd := exec.Command(b.program(t, "manager", ahead))

@@ -175,7 +175,7 @@ func TestTextKeepsOrdinaryText(t *testing.T) {
 		"10.96.0.0/12 dev kubevpn0 proto static scope link src 198.19.0.2 metric 50",
 		"nameserver 127.0.0.53\nsearch corp.example\noptions edns0 trust-ad",
 		`{"cidrs": ["10.244.0.0/16"], "clusterID": "0123456789ab"}`,
-		"kubevpn/internal/connection.(*Connection).handshake(0xc000123456, 0x1)",
+		"kubevpn/internal/laptop/connection.(*Connection).handshake(0xc000123456, 0x1)",
 	} {
 		if got := r.Text(text); got != text {
 			t.Errorf("%q became %q", text, got)

@@ -30,9 +30,9 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
-	"kubevpn/internal/install"
-	"kubevpn/internal/manager"
-	"kubevpn/internal/version"
+	"kubevpn/internal/incluster/manager"
+	"kubevpn/internal/kube/install"
+	"kubevpn/internal/process/version"
 	"kubevpn/test/lab"
 )
 
@@ -129,7 +129,7 @@ func TestManifestOfInstallIsGenerated(t *testing.T) {
 		}
 		documents = append(documents, string(text))
 	}
-	checkGenerated(t, "../../internal/install/manifest.yaml", strings.NewReplacer("manager-image:1", "manager-image",
+	checkGenerated(t, "../../internal/kube/install/manifest.yaml", strings.NewReplacer("manager-image:1", "manager-image",
 		"app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: kubevpn",
 		"app.kubernetes.io/version: "+version.String(), "app.kubernetes.io/version: manager-version").
 		Replace(strings.Join(documents, "---\n")))

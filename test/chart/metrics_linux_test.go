@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/manager"
+	"kubevpn/internal/incluster/manager"
 )
 
 // checkMetrics checks that the ServiceMonitor leads to the port on which the manager serves its metrics.

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/kube/client"
 	"kubevpn/internal/testenv"
 )
 
@@ -52,7 +52,7 @@ func (l *laptop) reports(t *testing.T, s *shop) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := append(cluster.Inputs{Kubeconfig: l.kubeconfig}.Secrets(), string(key))
+	secrets := append(client.Inputs{Kubeconfig: l.kubeconfig}.Secrets(), string(key))
 	for _, secret := range secrets {
 		encoded := base64.StdEncoding.EncodeToString([]byte(secret))
 		if secret != "" && (strings.Contains(all, secret) || strings.Contains(all, encoded)) {

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/service"
+	"kubevpn/internal/laptop/hostservice"
 	"kubevpn/internal/testenv"
 	"kubevpn/test/lab"
 )
@@ -296,7 +296,7 @@ func byService(t *testing.T, w *world, root *laptop, before string) {
 		"mkdir /run/upper /run/work && cp -L /etc/resolv.conf /run/resolv.conf && "+
 		"mount -t overlay etc -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work /etc && "+
 		"cp --remove-destination /run/resolv.conf /etc/resolv.conf && mkdir -p /etc/kubevpn && "+
-		"exec systemd-socket-activate --accept --inetd --listen "+service.Socket+" "+l.program+" helper")
+		"exec systemd-socket-activate --accept --inetd --listen "+hostservice.Socket+" "+l.program+" helper")
 	if err := listener.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +307,7 @@ func byService(t *testing.T, w *world, root *laptop, before string) {
 	}()
 	pid := fmt.Sprint(listener.Process.Pid)
 	testenv.Eventually(t, time.Minute, func() error {
-		return os.Chmod(filepath.Join("/proc", pid, "root", service.Socket), 0o666)
+		return os.Chmod(filepath.Join("/proc", pid, "root", hostservice.Socket), 0o666)
 	})
 	l.within = []string{"nsenter", "--mount", "--target", pid, "--"}
 

@@ -24,7 +24,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/page"
+	"kubevpn/internal/laptop/page"
 	"kubevpn/test/browser"
 )
 
@@ -280,8 +280,8 @@ func TestPageTellsScreenReaders(t *testing.T) {
 	}
 }
 
-// node is a node of the accessibility tree, as far as the test reads it. The type of cdproto rejects reasons that a newer
-// Chromium has.
+// node is a node of the accessibility tree, as far as the test reads it. The type of cdproto rejects reasons that a
+// newer Chromium has.
 type node struct {
 	Ignored bool  `json:"ignored"`
 	Role    value `json:"role"`

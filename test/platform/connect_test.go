@@ -28,8 +28,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/install"
-	"kubevpn/internal/manager"
+	"kubevpn/internal/incluster/manager"
+	"kubevpn/internal/kube/install"
 	"kubevpn/internal/testenv"
 )
 

@@ -5,7 +5,7 @@
 //	kubevpn connect ─ daemon ─ helper        (real, as root)
 //	      │ HTTPS, port-forward over SPDY
 //	      ▼
-//	apiServer: objects of a fake clientset ──▶ internal/manager (real) ──▶ "pod": servers at an address of this machine
+//	apiServer: objects of a fake clientset ──▶ internal/incluster/manager (real) ──▶ "pod": servers at an address of this machine
 //
 // The laptop and the "cluster" share one network. So only ClusterIPs are routed into the tunnel: the manager must reach
 // endpoints past it.

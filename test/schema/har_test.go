@@ -12,7 +12,7 @@ import (
 	validator "github.com/santhosh-tekuri/jsonschema/v6"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/exchanges"
+	"kubevpn/internal/inspect/exchanges"
 )
 
 // harSchema returns the schema of an HTTP Archive.

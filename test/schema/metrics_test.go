@@ -10,9 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"kubevpn/internal/daemon"
-	"kubevpn/internal/manager"
-	"kubevpn/internal/metrics"
+	"kubevpn/internal/incluster/manager"
+	"kubevpn/internal/laptop/daemon"
+	"kubevpn/internal/process/metrics"
 )
 
 // TestMetricsReferenceIsGenerated compares the reference with what the programs export.

@@ -25,10 +25,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
-	"kubevpn/internal/podconn"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/podconn"
+	"kubevpn/internal/kube/workloads"
 	"kubevpn/internal/testenv"
-	"kubevpn/internal/workloads"
 	"kubevpn/test/lab"
 )
 
@@ -116,7 +116,7 @@ func ofCluster(t *testing.T, l *lab.Lab) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := cluster.Load(data, cluster.Options{})
+		c, err := client.Load(data, client.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -401,7 +401,8 @@ func (o onLab) podNamed(t *testing.T, namespace, name string) *corev1.Pod {
 	return p
 }
 
-// inject adds the echo server in the agent's place, which finds its ports taken and ends: into a pod that wants no root.
+// inject adds the echo server in the agent's place, which finds its ports taken and ends: into a pod that wants no
+// root.
 func (o onLab) inject(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -437,7 +438,7 @@ func (o onLab) inject(t *testing.T) {
 	go func() { deleted <- follow(func(string) {}) }()
 	o.must(t, "-n", "workloads", "delete", "pod", "db-0", "--wait")
 	err = <-deleted
-	if end := (*workloads.ContainerEnded)(nil); !errors.Is(err, cluster.ErrPodGone) && !errors.As(err, &end) {
+	if end := (*workloads.ContainerEnded)(nil); !errors.Is(err, client.ErrPodGone) && !errors.As(err, &end) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -474,10 +475,10 @@ func (o onLab) together(t *testing.T) {
 }
 
 func (o onLab) dial(t *testing.T) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	pods := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return o.admin.DialPod(ctx, "workloads", "alone", 8080)
 	}}}
-	answer, err := client.Get("http://pod/")
+	answer, err := pods.Get("http://pod/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -487,7 +488,7 @@ func (o onLab) dial(t *testing.T) {
 	}
 	_, err = o.admin.DialPod(t.Context(), "workloads", "none", 8080)
 	wants(t, err, api.ExitInject, "has gone")
-	if !errors.Is(err, cluster.ErrPodGone) {
+	if !errors.Is(err, client.ErrPodGone) {
 		t.Errorf("got %v", err)
 	}
 	_, err = o.dev.DialPod(t.Context(), "workloads", "alone", 8080)

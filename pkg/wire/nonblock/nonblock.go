@@ -14,8 +14,8 @@
 //
 // A Batch, below TLS, makes fewer and larger system calls.
 //
-// pkg/datapath/tun uses the package for the device, internal/cluster for connections to the API server, and
-// internal/manager for connections to pods and from laptops.
+// pkg/datapath/tun uses the package for the device, internal/kube/client for connections to the API server, and
+// internal/incluster/manager for connections to pods and from laptops.
 package nonblock
 
 import (

@@ -18,8 +18,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kubevpn/internal/cluster"
-	"kubevpn/internal/podconn"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/podconn"
 )
 
 // work is one measurement, done by this program again inside the laptop's network namespace.
@@ -70,7 +70,7 @@ func (w work) dialer() (dialer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
 	}
-	c, err := cluster.Load(kubeconfig, cluster.Options{})
+	c, err := client.Load(kubeconfig, client.Options{})
 	if err != nil {
 		return nil, err
 	}
@@ -84,8 +84,8 @@ func (w work) dialer() (dialer, error) {
 	}, nil
 }
 
-// client does a work.
-type client struct {
+// worker does a work.
+type worker struct {
 	work
 	dial dialer
 }
@@ -95,10 +95,10 @@ func (w work) do(ready io.Writer, release io.Reader) (measured, error) {
 	if err != nil {
 		return measured{}, err
 	}
-	return client{w, dial}.do(ready, release)
+	return worker{w, dial}.do(ready, release)
 }
 
-func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
+func (w worker) do(ready io.Writer, release io.Reader) (measured, error) {
 	if w.Beside != nil {
 		return w.loaded(ready, release)
 	}
@@ -126,7 +126,7 @@ func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
 }
 
 // bulk moves bytes one way. The first fifth of the time is not counted: windows open and buffers fill in it.
-func (w client) bulk() (measured, error) {
+func (w worker) bulk() (measured, error) {
 	var moved atomic.Int64
 	var group sync.WaitGroup
 	errs := make(chan error, w.Flows)
@@ -235,7 +235,7 @@ func processTime(pid int) time.Duration {
 }
 
 // loaded does the work beside another that takes all it can get.
-func (w client) loaded(ready io.Writer, release io.Reader) (measured, error) {
+func (w worker) loaded(ready io.Writer, release io.Reader) (measured, error) {
 	load, alone := w, w
 	load.work, alone.Beside = *w.Beside, nil
 	load.Duration = w.fill() + w.Duration + time.Second // it ends last
@@ -253,7 +253,7 @@ func (w client) loaded(ready io.Writer, release io.Reader) (measured, error) {
 func (w work) fill() time.Duration { return max(time.Second, w.Duration/2) }
 
 // roundTrips sends one byte and waits for it, again and again.
-func (w client) roundTrips() (measured, error) {
+func (w worker) roundTrips() (measured, error) {
 	c, err := w.dial(w.Target)
 	if err != nil {
 		return measured{}, err
@@ -287,7 +287,7 @@ func quantiles(took []time.Duration) measured {
 
 // connects opens a connection, has one byte echoed and closes it. The echo is part of it because a port-forward
 // accepts whatever the pod does.
-func (w client) connects() (measured, error) {
+func (w worker) connects() (measured, error) {
 	var n atomic.Int64
 	var group sync.WaitGroup
 	errs := make(chan error, w.Flows)
@@ -327,7 +327,7 @@ func (w client) connects() (measured, error) {
 }
 
 // hold opens flows, says so, and keeps them open until told to end.
-func (w client) hold(ready io.Writer, release io.Reader) (measured, error) {
+func (w worker) hold(ready io.Writer, release io.Reader) (measured, error) {
 	conns := make([]net.Conn, 0, w.Flows)
 	defer func() {
 		for _, c := range conns {

@@ -223,7 +223,7 @@ func (s *datagramServer) send(p pacing, c *count, to netip.AddrPort) {
 const pause = 200 * time.Millisecond
 
 // datagrams does one measurement of UDP.
-func (w client) datagrams() (measured, error) {
+func (w worker) datagrams() (measured, error) {
 	to, err := net.ResolveUDPAddr("udp4", w.Target)
 	if err != nil {
 		return measured{}, err

@@ -61,7 +61,7 @@ func selfSigned() (tls.Certificate, error) {
 }
 
 // secure moves bytes one way in one request. The first fifth of the time is not counted.
-func (w client) secure() (measured, error) {
+func (w worker) secure() (measured, error) {
 	config := &tls.Config{InsecureSkipVerify: true} // the server's certificate is of this minute
 	var transport http.RoundTripper = &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}
 	if w.Kind == "http3-down" || w.Kind == "http3-up" {

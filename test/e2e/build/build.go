@@ -89,7 +89,7 @@ func test(ctx context.Context, dir, name string) error {
 func (s source) program(ctx context.Context, dir, name string) error {
 	flags := "-s -w"
 	if s.version != "" {
-		flags += " -X kubevpn/internal/version.version=" + s.version
+		flags += " -X kubevpn/internal/process/version.version=" + s.version
 	}
 	return compile(ctx, s.root, "cmd/"+name, flags, filepath.Join(dir, name))
 }

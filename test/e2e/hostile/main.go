@@ -30,7 +30,7 @@ import (
 	"syscall"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/version"
+	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wire/transport"
 )
 

@@ -1,8 +1,0 @@
-//go:build !unix
-
-package cluster
-
-import "os/exec"
-
-// ownGroup does nothing: without process groups only the plugin itself is killed, which cmd does by default.
-func ownGroup(*exec.Cmd) {}

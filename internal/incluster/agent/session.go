@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"reflect"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/process/version"
+	"kubevpn/pkg/wire/transport"
+)
+
+const (
+	// maxOrder is the largest line of a laptop, in bytes: most of it is a certificate and its key.
+	maxOrder = 1 << 20
+	// helloTimeout bounds the wait for a laptop's AgentHello.
+	helloTimeout = 10 * time.Second
+	// reportPause is the minimum time between two reports of the state.
+	reportPause = 200 * time.Millisecond
+)
+
+// laptopSession is one session of an owner's laptop. Its goroutines belong to serve.
+type laptopSession struct {
+	leader *leader
+	owner  *owner
+	laptop laptop
+	log    *slog.Logger
+
+	over *api.Error // why the session must end; guarded by leader.mu
+}
+
+// serve serves the streams that the laptop opens until the session ends. It rejects all but one control stream
+// and record streams.
+func (s *laptopSession) serve(ctx context.Context) {
+	var talks sync.WaitGroup
+	defer talks.Wait()
+	greeted := false // a session has one control stream
+	for {
+		in, err := s.laptop.session.Accept(ctx)
+		if err != nil {
+			return // the transport has logged why
+		}
+		serve := s.serveControl
+		switch {
+		case in.Proto == transport.ProtoRecord && !in.Datagrams():
+			serve = s.serveRecords
+		case in.Proto != transport.ProtoControl || in.Datagrams() || greeted:
+			if err := in.Reject(transport.CodeProhibited); err != nil {
+				s.log.Debug("rejected a stream", "request", in.Request, "err", err)
+			}
+			continue
+		default:
+			greeted = true
+		}
+		talks.Go(func() {
+			if err := serve(ctx, in); err != nil {
+				s.log.Debug("cannot serve a stream of the laptop", "request", in.Request, "err", err)
+			}
+		})
+	}
+}
+
+// serveControl serves a control stream until it ends:
+//
+//	laptop                    leader
+//	  │ AgentHello ─────────────▶│
+//	  │◀──── AgentReport, State  │   or Error, and the stream ends
+//	  │ AgentOrder ─────────────▶│
+//	  │◀──── AgentReport, its ID │   when the order is carried out, or rejected
+//	  │◀──── AgentReport, State  │   when something has changed
+//	  │◀──── AgentReport, Error  │   after a reset; the stream ends
+func (s *laptopSession) serveControl(ctx context.Context, in *transport.Incoming) error {
+	control, err := in.Accept()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var reports sync.WaitGroup
+	defer reports.Wait()
+	defer cancel()
+	defer control.Close()
+	stop := context.AfterFunc(ctx, func() { control.Close() })
+	defer stop()
+
+	out := &reporter{to: json.NewEncoder(control)}
+	lines := api.NewLines(control, maxOrder)
+	if err := control.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return fmt.Errorf("waiting for the laptop: %w", err)
+	}
+	if rejection := readHello(lines); rejection != nil {
+		s.log.Warn("rejected a laptop", "err", rejection)
+		return errors.Join(out.send(api.AgentReport{Error: rejection}), control.CloseWrite())
+	}
+	if err := control.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("waiting for orders: %w", err)
+	}
+	reports.Go(func() {
+		defer cancel()
+		if err := s.report(ctx, out); err != nil {
+			s.log.Debug("cannot report", "err", err)
+		}
+	})
+	for {
+		var order api.AgentOrder
+		switch err := lines.Next(&order); {
+		case err == io.EOF || ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return errors.Join(fmt.Errorf("reading an order: %w", err),
+				out.send(api.AgentReport{Error: api.Errorf(api.ExitIncompatible, "cannot read an order: %w", err)}))
+		}
+		trace, err := s.obey(&order)
+		if err := out.send(api.AgentReport{ID: order.ID, Error: api.AsError(err), Trace: trace}); err != nil {
+			return fmt.Errorf("answering an order: %w", err)
+		}
+		if order.Reset && err == nil {
+			s.leader.clear(s.owner)
+		}
+	}
+}
+
+// readHello reads the laptop's first line, and returns an error for the laptop if the two cannot talk.
+func readHello(lines *api.Lines) *api.Error {
+	var hello api.AgentHello
+	if err := lines.Next(&hello); err != nil {
+		return api.Errorf(api.ExitIncompatible, "cannot read the laptop's hello: %w", err)
+	}
+	if _, ok := api.CommonProtocol(hello.Protocol, hello.Oldest); !ok {
+		return api.Errorf(api.ExitIncompatible,
+			"the pod's traffic agent is kubevpn %s and speaks protocol %d; this kubevpn is %s and speaks protocol %d",
+			version.String(), api.Protocol, hello.Version, hello.Protocol).
+			WithHint("It ends a minute after the last intercept of the pod. `kubevpn reset` ends it at once, with " +
+				"the intercepts of others.")
+	}
+	return nil
+}
+
+// obey carries out an order. serveControl carries out a reset, after the answer: it ends the stream.
+func (s *laptopSession) obey(o *api.AgentOrder) (*api.AgentTrace, error) {
+	kinds := 0
+	for _, set := range []bool{o.Claim != nil, o.Release != "", o.Probe != nil, o.Reset, o.Trace != ""} {
+		if set {
+			kinds++
+		}
+	}
+	if kinds != 1 {
+		return nil, api.Errorf(api.ExitIncompatible,
+			"an order sets one field, and this one sets %d that kubevpn %s knows", kinds, version.String())
+	}
+	l := s.leader
+	switch {
+	case o.Claim != nil:
+		return nil, l.claim(o.Claim, s)
+	case o.Probe != nil:
+		return nil, l.expect(o.Probe)
+	case o.Trace != "":
+		return l.trace(o.Trace, s.owner)
+	case o.Release != "":
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.release(func(c *claim) bool { return c.owner == s.owner && c.id == o.Release })
+	}
+	return nil, nil
+}
+
+// report sends the laptop the state whenever it changes, until ctx or the session ends.
+func (s *laptopSession) report(ctx context.Context, out *reporter) error {
+	pause := time.NewTimer(reportPause)
+	defer pause.Stop()
+	for {
+		over, changed, err := out.state(s)
+		if over || err != nil {
+			return err
+		}
+		pause.Reset(reportPause)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+		select { // collects changes
+		case <-pause.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// reporter writes reports, one at a time. Its methods may be called concurrently.
+type reporter struct {
+	mu   sync.Mutex
+	to   *json.Encoder
+	told *api.AgentState
+}
+
+func (r *reporter) send(report api.AgentReport) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.to.Encode(report)
+}
+
+// state sends the state if it differs from the last one, or the error that ends the session. It holds the lock while it
+// reads the state, so that the report after the answer to an order contains that order's effect.
+func (r *reporter) state(s *laptopSession) (over bool, changed <-chan struct{}, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state, why, changed := s.leader.state(s)
+	if why != nil {
+		return true, changed, r.to.Encode(api.AgentReport{Error: why})
+	}
+	if reflect.DeepEqual(state, r.told) {
+		return false, changed, nil
+	}
+	r.told = state
+	return false, changed, r.to.Encode(api.AgentReport{State: state})
+}

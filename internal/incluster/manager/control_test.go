@@ -1,0 +1,326 @@
+package manager
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/process/version"
+	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wire/transport"
+)
+
+var helloV1 = api.ClientHello{Protocol: api.Protocol, Version: "1", Client: "laptop"}
+
+func TestManagerRefusesIncompatibleLaptop(t *testing.T) {
+	tests := []struct {
+		name, hint string
+		hello      api.ClientHello
+		code       api.ExitCode
+	}{
+		{"newer", "kubevpn connect --upgrade", api.ClientHello{Protocol: api.Protocol + 1, Version: "99"}, api.ExitIncompatible},
+		{"older", "install kubevpn " + version.String(), api.ClientHello{Version: "0"}, api.ExitIncompatible},
+		{"scheduler", "", api.ClientHello{Protocol: api.Protocol, Scheduler: "wrr"}, api.ExitUsage},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := start(t, Config{})
+			c := hello(t, r.laptop, tt.hello)
+			m := c.next()
+			if m.Error == nil || m.Error.Code != tt.code || !strings.Contains(m.Error.Hint, tt.hint) {
+				t.Fatalf("got %+v", m)
+			}
+			c.stream.Close()
+			select {
+			case <-r.laptop.Done():
+			case <-time.After(testTimeout):
+				t.Error("the session has not ended")
+			}
+		})
+	}
+}
+
+func TestManagerAnswersHello(t *testing.T) {
+	r := start(t, Config{PodName: "tm-1", NodeName: "n1"})
+	c := hello(t, r.laptop, helloV1)
+	m := c.next()
+	if m.Hello == nil || m.Hello.Pod != "tm-1" || m.Hello.Node != "n1" || m.Hello.Version != version.String() || m.Hello.Protocol != api.Protocol {
+		t.Fatalf("got %+v", m)
+	}
+	want := []string{"list services", "watch services", "list endpointslices", "watch endpointslices", "list nodes", "watch nodes", "list servicecidrs", "watch servicecidrs"}
+	if got := m.Hello.State.Missing; len(got) < 8 || !reflect.DeepEqual(got[:8], want) {
+		t.Errorf("missing: %v", got)
+	}
+	if m.Hello.State.ResolvesVIPs || m.Hello.State.Sessions != 1 {
+		t.Errorf("state: %+v", m.Hello.State)
+	}
+	// The first laptop learns that a second one has connected, and later disconnected.
+	t.Run("second", func(t *testing.T) {
+		hello(t, connect(t, r.addr), helloV1).next()
+		c.until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
+	})
+	c.until("one session", func(s *api.ManagerState) bool { return s.Sessions == 1 })
+}
+
+func TestDeltaContainsOnlyChanges(t *testing.T) {
+	type names = map[string][]string
+	tests := []struct {
+		name          string
+		before, after names
+		want          *api.NameDelta
+	}{
+		{"both-unknown", nil, nil, nil},
+		{"first", nil, names{"a": {"x"}}, &api.NameDelta{Reset: true, Add: names{"a": {"x"}}}},
+		{"first-and-none", nil, names{}, &api.NameDelta{Reset: true, Add: names{}}},
+		{"no-longer-known", names{"a": {"x"}}, nil, &api.NameDelta{Reset: true}},
+		{"same", names{"a": {"x"}}, names{"a": {"x"}}, nil},
+		{"added", names{"a": {"x"}}, names{"a": {"w", "x"}, "b": {"y"}}, &api.NameDelta{Add: names{"a": {"w"}, "b": {"y"}}}},
+		{"removed", names{"a": {"w", "x"}, "b": {"y"}}, names{"a": {"x"}}, &api.NameDelta{Remove: names{"a": {"w"}, "b": {"y"}}}},
+		{"replaced", names{"a": {"x"}}, names{"a": {"y"}}, &api.NameDelta{Add: names{"a": {"y"}}, Remove: names{"a": {"x"}}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := delta(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestDeltaContainsChangedRecords(t *testing.T) {
+	type names = map[string][]string
+	db := balancer.Name{Namespace: "a", Name: "db"}
+	all := names{"a": {"db", "web"}}
+	of := func(names map[string][]string, changed ...balancer.Name) *notice {
+		n := &notice{names: names}
+		for _, name := range changed {
+			n.records.add(name)
+		}
+		return n
+	}
+	for name, tt := range map[string]struct {
+		before, after *notice
+		want          *api.NameDelta
+	}{
+		"none":               {of(all, db), of(all, db), nil},
+		"one, twice":         {of(all, db), of(all, db, db, db), &api.NameDelta{Changed: names{"a": {"db"}}}},
+		"and a new Service":  {of(names{"a": {"db"}}), of(all, db), &api.NameDelta{Add: names{"a": {"web"}}, Changed: names{"a": {"db"}}}},
+		"first":              {&notice{}, of(all, db), &api.NameDelta{Reset: true, Add: all}},
+		"no longer known":    {of(all), of(nil, db), &api.NameDelta{Reset: true}},
+		"as many as fit":     {of(all), of(all, slices.Repeat([]balancer.Name{db}, maxChanges)...), &api.NameDelta{Changed: names{"a": {"db"}}}},
+		"more than are kept": {of(all), of(all, slices.Repeat([]balancer.Name{db}, maxChanges+1)...), &api.NameDelta{Reset: true, Add: all}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := deltaOf(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestSlowReaderSkipsNotices(t *testing.T) {
+	p := &publisher{notices: newNotices()}
+	seen, newer := p.notices.Get()
+	for i := range 100 {
+		p.publish(&notice{state: api.ManagerState{Sessions: i + 1}})
+	}
+	<-newer
+	now, newer := p.notices.Get()
+	if seen.state.Sessions != 0 || now.state.Sessions != 100 {
+		t.Errorf("the reader got %d sessions, and then %d", seen.state.Sessions, now.state.Sessions)
+	}
+	p.publish(&notice{state: api.ManagerState{Sessions: 100}})
+	select {
+	case <-newer:
+		t.Error("publish replaced a notice by an equal one")
+	default:
+	}
+}
+
+func FuzzHello(f *testing.F) {
+	f.Add([]byte(`{"protocol":1,"version":"1","client":"x","namespace":"default","scheduler":"rr"}` + "\n"))
+	f.Add([]byte(`{"protocol":"1"}`))
+	f.Add(bytes.Repeat([]byte("["), 100_000))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		h, err := readHello(bytes.NewReader(line))
+		if err != nil {
+			return
+		}
+		parseCaller(h)
+		if refusal := incompatible(h); refusal != nil {
+			if _, err := json.Marshal(refusal); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestManagerRefusesLongHello(t *testing.T) {
+	endless := strings.NewReader(`{"version":"` + strings.Repeat("x", 1<<20))
+	if _, err := readHello(endless); err == nil || errors.Is(err, nil) || endless.Len() < 1<<19 {
+		t.Errorf("error %v, %d bytes left", err, endless.Len())
+	}
+}
+
+// A client's identity allows taking over its lease, and more people can read the log than the manager's memory.
+func TestLogHoldsNoClientIdentity(t *testing.T) {
+	said := make(lines, 256)
+	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, nil))})
+	const secret = "0123456789abcdef0123456789abcdef"
+	if hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret}).next().Hello == nil {
+		t.Fatal("no Hello")
+	}
+	for found := false; !found; { // the laptop is logged before it gets the Hello
+		select {
+		case line := <-said:
+			found = strings.Contains(line, "msg=laptop")
+			if strings.Contains(line, secret) {
+				t.Errorf("the log contains %s", line)
+			}
+		default:
+			t.Fatal("the log does not contain the laptop")
+		}
+	}
+}
+
+// A session has one control stream, which identifies its laptop once. The first one continues.
+func TestSecondControlStreamIsRejected(t *testing.T) {
+	r := start(t, Config{PodName: "tm-1"})
+	c := hello(t, r.laptop, helloV1)
+	if c.next().Hello == nil {
+		t.Fatal("no Hello")
+	}
+	for range 3 {
+		st, err := r.laptop.Open(t.Context(), transport.Request{Proto: transport.ProtoControl})
+		if !errors.Is(err, syscall.EACCES) {
+			t.Errorf("a second control stream: %v, %v", st, err)
+		}
+	}
+	hello(t, connect(t, r.addr), helloV1)
+	c.until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
+}
+
+// Sessions that are begun and left alone, more than there is room for, end neither other sessions nor keep them out.
+func TestSessionsWithoutHelloDoNotLockOutOthers(t *testing.T) {
+	r := start(t, Config{PodName: "tm-1"})
+	c := hello(t, r.laptop, helloV1)
+	c.next()
+	for range maxSessions + 76 { // begun and left alone
+		conn, err := net.Dial("tcp", r.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var greeting [72]byte // pkg/wire/transport/spec.md, "Handshake"
+		copy(greeting[:], "kubevpn")
+		greeting[7], greeting[57], greeting[63] = transport.Version, 1, 1
+		rand.Read(greeting[8:56])
+		conn.Write(greeting[:])
+		answer := make([]byte, 24)
+		if _, err := io.ReadFull(conn, answer); err != nil || answer[8] != 0 {
+			t.Fatalf("the manager answered %v, %v", answer, err)
+		}
+		conn.Close()
+	}
+	if m := hello(t, connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: "another"}).next(); m.Hello == nil {
+		t.Errorf("another laptop got %+v", m)
+	}
+	if err := r.laptop.Err(); err != nil {
+		t.Errorf("the session of the first laptop has ended: %v", err)
+	}
+}
+
+// laptopThatDoesNotRead blocks the writer at its second piece until it is closed.
+type laptopThatDoesNotRead struct {
+	pieces  int
+	blocked chan<- struct{}
+	closed  <-chan struct{}
+}
+
+func (l *laptopThatDoesNotRead) Write(b []byte) (int, error) {
+	if l.pieces++; l.pieces > 1 {
+		l.blocked <- struct{}{}
+		<-l.closed
+		return 0, net.ErrClosed
+	}
+	return len(b), nil
+}
+
+// Names of a large cluster for 200 laptops that do not read them occupy little memory.
+func TestUnreadNamesTakeLittleMemory(t *testing.T) {
+	const laptops = 200
+	all := manyNames()
+	before := liveHeap()
+	blocked, closed := make(chan struct{}), make(chan struct{})
+	var senders sync.WaitGroup
+	for range laptops {
+		senders.Go(func() {
+			err := send(&laptopThatDoesNotRead{blocked: blocked, closed: closed}, api.ControlMessage{Names: delta(nil, all)})
+			if !errors.Is(err, net.ErrClosed) {
+				t.Errorf("sending ended with %v", err)
+			}
+		})
+	}
+	for range laptops {
+		<-blocked
+	}
+	grown := liveHeap() - before
+	close(closed)
+	senders.Wait()
+	t.Logf("%d kB for each laptop", grown/laptops>>10)
+	if grown > laptops*64<<10 {
+		t.Errorf("%d laptops that do not read occupy %d kB", laptops, grown>>10)
+	}
+}
+
+// liveHeap returns the bytes of live objects after a garbage collection.
+func liveHeap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // the second collection empties the pools
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// manyNames returns 10 000 Services in two namespaces.
+func manyNames() map[string][]string {
+	all := make(map[string][]string)
+	for i := range 10_000 {
+		namespace := fmt.Sprintf("team-%d", i/9_000)
+		all[namespace] = append(all[namespace], fmt.Sprintf("a-service-with-a-name-of-usual-length-%05d", i))
+	}
+	return all
+}
+
+// Names that are written in pieces are the line that a laptop of any version reads.
+func TestNamesInPiecesAreOneLine(t *testing.T) {
+	some := map[string][]string{"a": {"x", "y"}, "b": {"z"}}
+	for _, d := range []*api.NameDelta{
+		{Reset: true}, {Reset: true, Add: manyNames()}, {Add: some, Remove: some, Changed: some}, {Remove: some}, {Changed: some},
+	} {
+		var line bytes.Buffer
+		if err := send(&line, api.ControlMessage{Names: d}); err != nil {
+			t.Fatal(err)
+		}
+		var got api.ControlMessage
+		if err := api.NewLines(&line, 8<<20).Next(&got); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got.Names, d) || line.Len() != 0 {
+			t.Errorf("got %d namespaces, want %d", len(got.Names.Add), len(d.Add))
+		}
+	}
+}

@@ -1,0 +1,135 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"kubevpn/internal/process/version"
+)
+
+const (
+	serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+	// apiServerName is a name in the certificate of every API server that pods can use.
+	apiServerName = "kubernetes.default.svc"
+	// nextServerAfter is how long dialFirst waits for one address before it also dials the next, as in RFC 8305.
+	nextServerAfter = 250 * time.Millisecond
+	connectTimeout  = 30 * time.Second
+)
+
+// apiServers returns addresses of the API server, by preference: the ClusterIP, which the kubelet passes to every pod,
+// then the endpoints behind it, which the installer stores in KUBEVPN_APISERVERS. The ClusterIP does not work in a
+// cluster in which no proxy serves ClusterIPs.
+func apiServers(getenv func(string) string) []string {
+	var addrs []string
+	if host, port := getenv("KUBERNETES_SERVICE_HOST"), getenv("KUBERNETES_SERVICE_PORT"); host != "" && port != "" {
+		addrs = append(addrs, net.JoinHostPort(host, port))
+	}
+	for _, addr := range strings.Split(getenv("KUBEVPN_APISERVERS"), ",") {
+		if addr = strings.TrimSpace(addr); addr != "" {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// apiServerVIP returns the ClusterIP of the API server from the pod's environment, or the zero value.
+func apiServerVIP(getenv func(string) string) netip.AddrPort {
+	vip, err := netip.ParseAddrPort(net.JoinHostPort(getenv("KUBERNETES_SERVICE_HOST"),
+		getenv("KUBERNETES_SERVICE_PORT")))
+	if err != nil {
+		return netip.AddrPort{} // a host name, or not in a pod
+	}
+	return vip
+}
+
+// kubeClient returns a client with the pod's service account, or nil if the pod has none.
+func kubeClient(dir string, servers []string) (kubernetes.Interface, error) {
+	token := filepath.Join(dir, "token")
+	if _, err := os.Stat(token); errors.Is(err, os.ErrNotExist) || len(servers) == 0 {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(restConfig(token, filepath.Join(dir, "ca.crt"), servers))
+	if err != nil {
+		return nil, fmt.Errorf("preparing a client for the API server: %w", err)
+	}
+	return client, nil
+}
+
+func restConfig(token, ca string, servers []string) *rest.Config {
+	return &rest.Config{
+		Host:            "https://" + apiServerName,
+		BearerTokenFile: token, // read again when it changes
+		TLSClientConfig: rest.TLSClientConfig{CAFile: ca, ServerName: apiServerName},
+		ContentConfig: rest.ContentConfig{
+			ContentType:        runtime.ContentTypeProtobuf,
+			AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
+		},
+		UserAgent: "kubevpn-traffic-manager/" + version.String(),
+		QPS:       50, // the default of 5 would make the start, a dozen requests, take half a second
+		Burst:     100,
+		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return dialFirst(ctx, network, servers)
+		},
+	}
+}
+
+// dialFirst connects to the first of addrs that answers. It dials an address after the previous ones have failed, or
+// have not answered for nextServerAfter.
+func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	results := make(chan result)
+	dial := func(addr string) {
+		var to net.Dialer
+		conn, err := to.DialContext(ctx, network, addr)
+		select {
+		case results <- result{conn, err}:
+		case <-done:
+			if conn != nil {
+				conn.Close()
+			}
+		}
+	}
+	started := 0
+	var errs []error
+	for len(errs) < len(addrs) {
+		if started == len(errs) {
+			go dial(addrs[started])
+			started++
+		}
+		var next <-chan time.Time
+		if started < len(addrs) {
+			next = time.After(nextServerAfter)
+		}
+		select {
+		case r := <-results:
+			if r.err == nil {
+				return r.conn, nil
+			}
+			errs = append(errs, r.err)
+		case <-next:
+			go dial(addrs[started])
+			started++
+		}
+	}
+	return nil, errors.Join(errs...)
+}

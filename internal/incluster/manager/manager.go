@@ -1,0 +1,231 @@
+// Package manager implements the traffic manager, at which the sessions of laptops end in the cluster.
+//
+//	laptop ═ session ═▶ Accept ─▶ Service? ─▶ balancer ─▶ dial ─▶ pod
+//	                                            ▲
+//	API server ─ watch ─▶ cluster ─▶ publisher ─┤
+//	                                            └▶ notices ─▶ control streams ─▶ laptops
+//
+//	laptop ═ TLS, by way of the API server or directly ═▶ proxy port ─▶ the same session
+//
+//	laptop ═ packet streams ═▶ router ─┬─▶ packet streams of another laptop
+//	                                   └─▶ TUN device, if a gateway has passed one ─▶ the pod's kernel
+//
+// The manager needs no privilege: it terminates flows and opens new ones with ordinary sockets. The gateway
+// (internal/incluster/gateway) has the privilege to create the TUN device. The manager lists and watches Services,
+// EndpointSlices, Nodes and ServiceCIDRs, and gets pods: in all namespaces, or in those of Config.WatchNamespaces. It
+// works without a permission that is missing, and reports it in api.ManagerState.Missing. It dials the ClusterIPs that
+// it does not know as they are. It stores nothing: after a restart, laptops open new sessions, ask for the inner
+// addresses that they had, and get new tickets.
+package manager
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/internal/process/footprint"
+	"kubevpn/internal/process/metrics"
+	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/nonblock"
+	"kubevpn/pkg/wire/transport"
+)
+
+// Config configures a Manager.
+type Config struct {
+	Listen string // for sessions: "127.0.0.1:10800"
+	Health string // for GET /livez and /readyz: ":10801"
+	Proxy  string // for conns by the transports api-proxy and direct: ":10802"; empty: none
+	// Metrics is the address for GET /metrics: ":10803"; empty: none.
+	Metrics string
+
+	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
+	// WatchNamespaces are the namespaces whose Services and EndpointSlices the manager watches. Empty: all.
+	WatchNamespaces []string
+	// AllowCIDRs and DenyCIDRs limit what the manager dials for laptops: see filter. No AllowCIDRs: everything.
+	AllowCIDRs, DenyCIDRs []netip.Prefix
+	// AllowNamespaces are those whose Services and pods laptops may reach: see access. Empty: all.
+	AllowNamespaces []string
+	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
+	// may be zero.
+	APIServer netip.AddrPort
+
+	// Authorize: laptops reach only pods of which their user may forward ports: see access. It needs Kube.
+	Authorize                    bool
+	PodName, Namespace, NodeName string
+	PodIPs                       []netip.Addr
+	ResolvConf                   string // path; empty: no cluster DNS
+	GatewaySocket                string // to which a gateway connects (api.GatewaySocket); empty: none
+	Logger                       *slog.Logger
+}
+
+// Manager serves laptops. Create it with New.
+type Manager struct {
+	cfg       Config
+	log       *slog.Logger
+	watcher   *watcher
+	publisher *publisher
+	pods      *podReader
+	notices   *wakeup.Value[*notice] // see publisher
+	dialer    *dialer
+	filter    *filter
+	router    *router
+	budget    *transport.Budget              // of all sessions
+	gateways  net.Listener                   // nil: no gateway can connect
+	proxy     *proxyPort                     // nil: none
+	metrics   net.Listener                   // nil: none
+	routes    func() ([]netip.Prefix, error) // the pod's
+}
+
+// New returns a Manager. It does not touch the network.
+func New(cfg Config) *Manager {
+	c := newCluster(cfg.NodeName, cfg.WatchNamespaces...)
+	m := &Manager{
+		cfg: cfg, log: cfg.Logger, notices: newNotices(),
+		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
+		pods:    newPodReader(cfg.Kube, c, cfg.Logger),
+		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
+		filter:  &filter{pod: cfg.PodIPs, allow: cfg.AllowCIDRs, deny: cfg.DenyCIDRs},
+		budget:  transport.NewBudget(maxStreams, maxBuffered),
+		routes:  podRoutes,
+	}
+	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
+	m.dialer.access = newAccess(m)
+	m.dialer.limitedNetworks = len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
+	m.router = newRouter(m.filter.allowsDirect, c.changed.Raise, m.log)
+	m.publisher = &publisher{
+		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
+		cluster: c, balancer: m.dialer.balancer, notices: m.notices, watcher: m.watcher,
+		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter, access: m.dialer.access,
+		gvisorOnly: m.dialer.limited(),
+		ready:      make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
+	}
+	m.dialer.inRange = m.inServiceRange
+	return m
+}
+
+// Run serves laptops until ctx ends, and then returns nil.
+func (m *Manager) Run(ctx context.Context) error {
+	if m.cfg.ResolvConf != "" {
+		dns, err := readResolvConf(m.cfg.ResolvConf, m.cfg.Namespace)
+		if err != nil {
+			return err
+		}
+		m.publisher.dns, m.filter.dns = dns, dns.servers
+	}
+	m.publisher.noEcho = !mayPing()
+	var network net.ListenConfig
+	sessions, err := network.Listen(ctx, "tcp", m.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listening for sessions: %w", err)
+	}
+	defer sessions.Close()
+	health, err := network.Listen(ctx, "tcp", m.cfg.Health)
+	if err != nil {
+		return fmt.Errorf("listening for health checks: %w", err)
+	}
+	defer health.Close()
+	if m.cfg.Proxy != "" {
+		l, err := network.Listen(ctx, "tcp", m.cfg.Proxy)
+		if err != nil {
+			return fmt.Errorf("listening on the proxy port: %w", err)
+		}
+		defer l.Close()
+		if m.proxy, err = newProxyPort(l, m.log); err != nil {
+			return err
+		}
+		m.publisher.self.port = m.proxy.tickets.port
+	}
+	if m.cfg.GatewaySocket != "" && !m.dialer.limited() { // see dialer.refuse
+		if m.gateways, err = listenGateways(ctx, m.cfg.GatewaySocket); err != nil {
+			return fmt.Errorf("listening for a gateway: %w", err)
+		}
+		defer m.gateways.Close()
+	}
+	if m.cfg.Metrics != "" {
+		if m.metrics, err = network.Listen(ctx, "tcp", m.cfg.Metrics); err != nil {
+			return fmt.Errorf("listening for metrics: %w", err)
+		}
+		defer m.metrics.Close()
+	}
+	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy,
+		"metrics", m.cfg.Metrics, "dns", m.publisher.dns.servers, "domain", m.publisher.dns.domain,
+		"ping", !m.publisher.noEcho, "watch-namespaces", m.cfg.WatchNamespaces,
+		"allow-cidr", m.cfg.AllowCIDRs, "deny-cidr", m.cfg.DenyCIDRs, "allow-namespaces", m.cfg.AllowNamespaces,
+		"authorize", m.cfg.Authorize)
+	return m.serve(ctx, sessions, health)
+}
+
+func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) error {
+	config := transport.ServerConfig{
+		OnSession: func(ctx context.Context, s *transport.Session) { m.newSession(s).serve(ctx) },
+		Budget:    m.budget,
+		Admission: true,
+		MaxLinks:  maxLinks, MaxSessions: maxSessions,
+		Logger: m.log,
+	}
+	listeners := []net.Listener{nonblock.Listener{Listener: sessions, Unsent: unsent}}
+	if m.proxy != nil {
+		config.OnRefused = m.proxy.refused
+		listeners = append(listeners, m.proxy)
+	}
+	server := transport.NewServer(config)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return m.watcher.run(ctx) })
+	g.Go(func() error { return m.publisher.run(ctx) })
+	g.Go(func() error { return m.pods.run(ctx) })
+	g.Go(func() error { return m.serveHealth(ctx, health) })
+	g.Go(func() error { return footprint.ReleaseMemory(ctx) })
+	if m.gateways != nil {
+		g.Go(func() error { return m.serveGateways(ctx) })
+	}
+	if m.proxy != nil {
+		g.Go(func() error { return m.proxy.Run(ctx) })
+	}
+	if m.metrics != nil {
+		g.Go(func() error { return metrics.Serve(ctx, "metrics", m.metrics, metrics.Handler(m.collector())) })
+	}
+	g.Go(func() error { return ended(ctx, server.Serve(ctx, listeners...)) })
+	return g.Wait()
+}
+
+// unsent bounds the bytes of a conn that the kernel holds unsent. A longer queue would only delay what comes next.
+const unsent = 128 << 10
+
+// ended drops the error that the end of ctx causes.
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// around returns the known networks that an inner network must not overlap.
+func (m *Manager) around() []netip.Prefix {
+	now := m.notices.Load()
+	prefixes := slices.Concat(now.state.PodCIDRs, now.state.ServiceCIDRs)
+	for _, addr := range m.cfg.PodIPs {
+		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	routes, err := m.routes()
+	if err != nil {
+		m.log.Warn("cannot read the pod's routes, so inner networks may overlap them", "err", err)
+	}
+	return append(prefixes, routes...)
+}
+
+// inServiceRange reports whether addr looks like a ClusterIP.
+func (m *Manager) inServiceRange(addr netip.Addr) bool {
+	now := m.notices.Load()
+	return now.state.ResolvesVIPs && contain(now.state.ServiceCIDRs, addr)
+}
+
+// unmap converts an IPv4-mapped IPv6 address to IPv4, so that comparisons work.
+func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

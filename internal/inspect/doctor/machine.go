@@ -1,0 +1,127 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/process/version"
+	"kubevpn/pkg/host/sandbox"
+)
+
+// withoutDevice is the command that connects a machine that cannot have a device.
+const withoutDevice = "kubevpn connect --socks 127.0.0.1:1080"
+
+// fixInBrackets matches the commands that sandbox.Allowed proposes.
+var fixInBrackets = regexp.MustCompile(`sudo [^()]+`)
+
+// namespaces checks whether `run` and `dev` may isolate programs.
+func namespaces(context.Context, *facts) api.Finding {
+	err := sandbox.Allowed(true)
+	_, noDevice := os.Stat("/dev/net/tun")
+	switch {
+	case err == nil:
+		return ok("programs of `kubevpn run` and `kubevpn dev` can have namespaces")
+	case errors.Is(err, errors.ErrUnsupported):
+		return skipped("namespaces for programs exist on Linux only")
+	case errors.Is(err, sandbox.ErrNoTUN) && noDevice != nil:
+		return skipped("a network for one program needs the device, see above")
+	}
+	fix := fixInBrackets.FindString(err.Error())
+	if fix == "" {
+		fix = "kubevpn run --socks 127.0.0.1:0 -- COMMAND"
+	}
+	return warning(err.Error(), "`kubevpn run` gives programs a proxy instead of a network of their own, and "+
+		"`kubevpn dev` may fail; `kubevpn connect` works", fix)
+}
+
+// rootHelper checks how `connect` would start the root helper.
+func rootHelper(ctx context.Context, f *facts) api.Finding {
+	if runtime.GOOS == "windows" {
+		return skipped("there is no root helper for Windows: only `kubevpn run` and `kubevpn connect --socks` work")
+	}
+	if os.Geteuid() == 0 {
+		return rootCapability()
+	}
+	s, err := f.HelperService(ctx)
+	switch {
+	case err != nil:
+		return failed(err, "`kubevpn connect` may not get the rights of root")
+	case s.Allowed && s.Version != version.Full():
+		return warning(fmt.Sprintf("the service runs kubevpn %s, and this is %s", s.Version, version.Full()),
+			"`kubevpn connect` fails if they do not understand each other", "kubevpn service install")
+	case s.Allowed:
+		return ok("the service starts it, without a password")
+	}
+	if _, err := exec.LookPath("sudo"); err == nil {
+		return ok("sudo starts it, and may ask for a password")
+	}
+	fix := "ask root to run `kubevpn service install`, or connect without root:\n" + withoutDevice
+	if s.Installed {
+		fix = "kubevpn service status   # it says who may use the service\n" + withoutDevice
+	}
+	return failed(api.Errorf(api.ExitPrivilege, "you are not root, sudo is not installed, and no service starts the "+
+		"root helper for you").WithHint("%s", fix), "`kubevpn connect` cannot create its device")
+}
+
+// daemon checks the daemon and what its connections report.
+func daemon(_ context.Context, f *facts) api.Finding {
+	status, err := f.status()
+	const noCommands = "no command that uses the daemon works"
+	switch {
+	case err != nil:
+		return failed(err, noCommands)
+	case status == nil:
+		return ok("none runs; `kubevpn connect` starts one")
+	}
+	if own := version.Full(); status.Version != own {
+		return warning(fmt.Sprintf("the daemon is kubevpn %s, and this is %s", status.Version, own),
+			"`kubevpn connect` fails while the daemon has connections", "kubevpn quit")
+	}
+	for _, c := range status.Connections {
+		if found := connectionFault(c); found.State != "" {
+			return found
+		}
+	}
+	return ok("it runs, with %s", api.Count(len(status.Connections), "connection"))
+}
+
+// connectionFault returns a finding if something is wrong with a connection.
+func connectionFault(c api.Connection) api.Finding {
+	name := "the connection " + c.ID + " to " + c.Cluster
+	if c.Error != nil {
+		e := *c.Error
+		e.Message = fmt.Sprintf("%s is %s: %s", name, c.Status, e.Message)
+		if c.Status == api.StatusFailed {
+			return failed(&e, "programs do not reach that cluster")
+		}
+		return warning(e.Message, "flows of that connection wait until it works again", e.Hint)
+	}
+	for _, check := range c.Checks {
+		if !check.OK {
+			return warning(fmt.Sprintf("%s did not reach the %s %s: %s", name, check.What, check.Target, check.Seen),
+				"programs may not reach that either", "kubevpn status -o wide")
+		}
+	}
+	if len(c.Warnings) > 0 {
+		return warning(name+" has a warning: "+c.Warnings[0], "a part of the connection works less well",
+			"kubevpn status")
+	}
+	return api.Finding{}
+}
+
+// ancestor returns the directory, or the nearest one above it that exists.
+func ancestor(dir string) string {
+	for {
+		if _, err := os.Stat(dir); err == nil || filepath.Dir(dir) == dir {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+}

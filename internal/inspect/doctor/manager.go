@@ -1,0 +1,279 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/install"
+	"kubevpn/internal/kube/podconn"
+	"kubevpn/internal/process/version"
+)
+
+// lookForManager looks for the traffic manager, and for the right to use or to install it.
+func (f *facts) lookForManager(ctx context.Context) (install.Inspection, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	i, err := install.Inspect(ctx, f.cluster, install.Options{
+		Namespace: f.Settings.ManagerNamespace, FallbackNamespace: f.prepared.Namespace, Image: f.Settings.Image,
+	})
+	if err != nil {
+		return i, f.cluster.Explain(err) // also checkTimeout
+	}
+	return i, nil
+}
+
+// managerHere checks whether there is a usable traffic manager, or the user may install one.
+func managerHere(_ context.Context, f *facts) api.Finding {
+	m, err := f.manager()
+	if err != nil {
+		return failed(err, "`kubevpn connect` cannot find the traffic manager")
+	}
+	return managerOf(m)
+}
+
+// rights reviews what the user may do.
+func rights(ctx context.Context, f *facts) api.Finding {
+	m, err := f.manager()
+	if err != nil {
+		return skipped("the namespace of the traffic manager is unknown: %v", err)
+	}
+	f.rights = install.Check(ctx, f.cluster, install.RightsTable(m.Namespace, f.prepared.Namespace))
+	allowed := 0
+	for _, r := range f.rights {
+		if r.Allowed {
+			allowed++
+		}
+	}
+	return ok("you have %d of the %d rights in the table at the end", allowed, len(f.rights))
+}
+
+func managerOf(m install.Inspection) api.Finding {
+	const effect = "`kubevpn connect` fails"
+	switch {
+	case len(m.Lacking) > 0:
+		doing := "install the traffic manager"
+		if m.Installed {
+			doing = "use the traffic manager"
+		}
+		return failed(api.Errorf(api.ExitPermission,
+			"you may not %s in the namespace %s: this requires the right to %s", doing, m.Namespace,
+			api.Some(m.Lacking, len(m.Lacking))).
+			WithHint("ask a cluster admin to run\n%s", m.Ask), effect)
+	case m.Starting:
+		return warning(m.Problem.Message, "`kubevpn connect` waits until it is ready, for a limited time",
+			m.Problem.Hint)
+	case m.Problem != nil:
+		return failed(m.Problem, effect)
+	case !m.Installed:
+		return ok("none yet: `kubevpn connect` installs it in the namespace %s", m.Namespace)
+	}
+	return ok("pod %s/%s, image %s", m.Namespace, m.Pod, m.Image)
+}
+
+// session opens a session with the traffic manager, unless the daemon has one.
+func session(ctx context.Context, f *facts) api.Finding {
+	if c := f.connected(); c != nil {
+		f.transports, f.managerVersion = c.Transports, c.ManagerVersion
+		return ok("the connection %s has one, by %s", c.ID, c.Transport)
+	}
+	at, err := f.manager()
+	if err != nil || at.Pod == "" {
+		return skipped("no traffic manager is ready")
+	}
+	hello, all, err := f.Try(ctx, f.cluster, at.Namespace, at.Pod)
+	if err != nil {
+		return failed(err, "`kubevpn connect` fails")
+	}
+	f.transports, f.managerVersion, f.missing = all, hello.Version, hello.State.Missing
+	return ok("the traffic manager answers; %s use it", api.Count(max(hello.State.Sessions-1, 0), "laptop"))
+}
+
+// connected returns the daemon's connection to this cluster if it works, or nil.
+func (f *facts) connected() *api.Connection {
+	return api.Find(f.connections(), func(c api.Connection) bool { return c.Status == api.StatusConnected })
+}
+
+// managerVersion compares the version of the traffic manager with that of this program.
+func managerVersion(_ context.Context, f *facts) api.Finding {
+	manager, own := f.managerVersion, version.String()
+	if manager == own {
+		return ok("%s, as this program", own)
+	}
+	return warning(fmt.Sprintf("the traffic manager is kubevpn %s, and this is %s", manager, own),
+		"they understand each other; features of the newer one may be missing",
+		"kubevpn connect --upgrade   # or install kubevpn "+api.ShellQuote(manager))
+}
+
+// managerRights checks whether the traffic manager has its rights.
+func managerRights(_ context.Context, f *facts) api.Finding {
+	switch m, _ := f.manager(); { // session has used it
+	case f.connected() != nil:
+		return skipped("the warnings of the connection name what the manager may not do: `kubevpn status`")
+	case len(f.missing) == 0:
+		return ok("it may read Services, endpoints, nodes and networks")
+	default:
+		return warning("the traffic manager may not "+strings.Join(f.missing, ", "),
+			"ClusterIPs, short names or networks of the cluster are incomplete",
+			"ask a cluster admin to run\nkubevpn install --manager-namespace "+api.ShellQuote(m.Namespace))
+	}
+}
+
+// podSecurity says what the manager's namespace admits. Only the system netstack needs more than "restricted".
+func podSecurity(ctx context.Context, f *facts) api.Finding {
+	m, err := f.manager()
+	if err != nil {
+		return skipped("the namespace of the traffic manager is unknown: %v", err)
+	}
+	level := "enforces no Pod Security level, or you may not see it"
+	if m.Security != "" {
+		level = fmt.Sprintf("enforces %q", m.Security)
+	}
+	if m.Pod == "" {
+		return ok("the namespace %s %s; the traffic manager needs no more than \"restricted\"", m.Namespace, level)
+	}
+	err = install.MayAddGateway(ctx, f.cluster,
+		install.GatewayOptions{Namespace: m.Namespace, Pod: m.Pod, Image: m.Image})
+	return admissionOf(fmt.Sprintf("the namespace %s %s", m.Namespace, level), err)
+}
+
+// admissionOf judges the result of install.MayAddGateway. namespace says what the manager's namespace enforces.
+func admissionOf(namespace string, err error) api.Finding {
+	switch e := api.AsError(err); {
+	case e == nil:
+		return ok("%s, and admits the gateway of the system netstack", namespace)
+	case e.Code == api.ExitNetstack:
+		return ok("%s, and does not admit the gateway of the system netstack: `connect` uses gvisor", namespace)
+	case e.Code == api.ExitPermission:
+		return warning(e.Message, "the system netstack is not available to you: `kubevpn connect` uses gvisor", e.Hint)
+	default:
+		return skipped("%s; whether it admits the gateway of the system netstack is unknown: %v", namespace, e)
+	}
+}
+
+// kubeProxy finds out what serves ClusterIPs.
+func kubeProxy(ctx context.Context, f *facts) api.Finding {
+	m, _ := f.manager() // without its node, KubeProxy compares the annotations of all nodes
+	p, modes := f.cluster.KubeProxy(ctx, m.Node), f.cluster.NodeModes(ctx)
+	known := slices.Concat(slices.Collect(maps.Values(modes))...)
+	if c := f.connected(); c != nil && c.ProxyMode == string(client.KubeProxyIPVS) && !slices.Contains(known, m.Node) {
+		modes[client.KubeProxyIPVS] = append(modes[client.KubeProxyIPVS], m.Node) // the connection has proof
+	}
+	return proxyOf(p, modes)
+}
+
+// proxyOf judges what serves ClusterIPs by the cluster's configuration, and the modes that nodes are known to have.
+func proxyOf(p client.KubeProxy, modes map[client.KubeProxyMode][]string) api.Finding {
+	if p.Replacement == "" && len(modes) > 0 {
+		var each []string
+		for _, mode := range slices.Sorted(maps.Keys(modes)) {
+			each = append(each, fmt.Sprintf("%s on %s", mode, api.Some(modes[mode], shown)))
+		}
+		p = client.KubeProxy{Mode: p.Mode, By: strings.Join(each, ", ") + "; in the cluster's configuration it is " +
+			p.String()}
+		if len(modes[client.KubeProxyIPVS]) > 0 {
+			p.Mode = client.KubeProxyIPVS
+		} else {
+			return ok("%s", p.By)
+		}
+	}
+	switch {
+	case p.Mode == client.KubeProxyIPVS && !strings.HasPrefix(p.By, "kube-router "):
+		return warning("kube-proxy serves ClusterIPs with IPVS, by "+p.By,
+			"Kubernetes turns IPVS off by default in 1.40, where nftables becomes the default, and removes it in "+
+				"1.43 (KEP-5495). `connect` uses gvisor, because masqueraded packets do not always get "+
+				"through IPVS", "kubectl -n kube-system edit configmap kube-proxy   # mode: nftables, then\n"+
+				"kubectl -n kube-system rollout restart daemonset kube-proxy")
+	case p.PodSockets:
+		return warning(p.String()+"; socketLB.hostNamespaceOnly is off",
+			"Cilium serves ClusterIPs at the sockets of pods, and packets that the system netstack forwards pass "+
+				"none: Services may not answer with --netstack system. `connect` uses gvisor",
+			"helm upgrade cilium cilium/cilium -n kube-system --reuse-values --set socketLB.hostNamespaceOnly=true")
+	case p.Mode == client.KubeProxyUnknown:
+		return skipped("the mode is unknown: %s", p.By)
+	case p.Mode == client.KubeProxyNone && p.Replacement == "":
+		return warning("no kube-proxy serves ClusterIPs, judging by "+p.By,
+			"kubevpn resolves ClusterIPs itself, with the gvisor netstack; the system netstack does not reach them",
+			"kubevpn connect --netstack gvisor   # what `auto` chooses here")
+	}
+	return ok("%s", p.String())
+}
+
+// upgrades checks whether what is before the API server passes the protocols of port-forwards.
+func upgrades(ctx context.Context, f *facts) api.Finding {
+	m, err := f.manager()
+	namespace, pod := m.Namespace, m.Pod
+	if pod == "" {
+		namespace = f.prepared.Namespace
+		pod, err = install.AnyPod(ctx, f.cluster, namespace)
+	}
+	if err != nil || pod == "" {
+		return skipped("there is no pod in the namespace %s to which a port-forward could be opened", namespace)
+	}
+	d := podconn.New(f.cluster)
+	try := func(how podconn.Protocol) *api.Error {
+		bounded, cancel := context.WithTimeout(ctx, f.Timeout/2)
+		defer cancel()
+		return f.cluster.Explain(d.Try(bounded, how, namespace, pod))
+	}
+	return upgradesOf(try(podconn.SPDYProtocol), try(podconn.WebSocketProtocol), f.proxy())
+}
+
+// proxy names the proxy before the API server, or what could be one.
+func (f *facts) proxy() string {
+	if path, err := f.cluster.Path(); err == nil && path.Proxy != "" {
+		return "the proxy " + path.Proxy
+	}
+	return "a proxy or load balancer before the API server"
+}
+
+// upgradesOf judges the errors of both protocols; nil means that it works.
+func upgradesOf(spdy, websocket *api.Error, proxy string) api.Finding {
+	switch {
+	case spdy == nil && websocket == nil:
+		return ok("port-forwards pass, by SPDY and by WebSocket")
+	case spdy == nil:
+		return ok("port-forwards pass by SPDY, which kubevpn prefers; not by WebSocket: %s", websocket.Message)
+	case websocket == nil:
+		return warning(fmt.Sprintf("%s blocks SPDY: %s", proxy, spdy.Message),
+			"port-forwards use WebSocket, which is slower by a fifth to a half; the first one may wait for 5 s",
+			"# let it pass the header `Upgrade: SPDY/3.1`; kubevpn works without it:\nkubevpn connect")
+	case spdy.Code == api.ExitPermission:
+		return skipped("%s", spdy.Message)
+	}
+	return failed(api.Errorf(websocket.Code, "port-forwards pass neither by SPDY (%s) nor by WebSocket (%s)",
+		spdy.Message, websocket.Message).WithHint("kubectl port-forward   # it fails the same way: %s must forward "+
+		"the headers Connection and Upgrade", proxy), "`kubevpn connect` and `kubectl exec` fail")
+}
+
+// transportCheck returns the check of one transport.
+func transportCheck(name string) func(context.Context, *facts) api.Finding {
+	return func(_ context.Context, f *facts) api.Finding {
+		for _, t := range f.transports {
+			if t.Name == name {
+				return transportOf(t)
+			}
+		}
+		return skipped("it was not tried")
+	}
+}
+
+func transportOf(t api.Transport) api.Finding {
+	switch t.State {
+	case api.TransportTrying:
+		return skipped("it was not tried in time")
+	case api.TransportOff:
+		return skipped("it is off: %s", t.Reason)
+	case api.TransportFailing:
+		if t.Name == api.TransportDirect {
+			return ok("not reachable from this machine, as in most clusters: %s", t.Reason)
+		}
+		return warning(t.Name+" does not work: "+t.Reason, "the connection uses port-forward, which is slower",
+			"kubevpn connect --transport "+t.Name+"   # says more")
+	}
+	return ok("round trip %.1f ms", t.Seconds*1e3)
+}

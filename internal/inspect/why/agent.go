@@ -1,0 +1,247 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/why/trip"
+	"kubevpn/internal/kube/workloads"
+	"kubevpn/pkg/protocol/httpmatch"
+)
+
+// landing is where an agent saw the request.
+type landing struct {
+	intercept *api.InterceptTrace
+	pod       string
+	request   *api.TracedRequest
+	to        *api.TracedClaim // nil: the application
+}
+
+// mine reports whether this machine got the request.
+func (l *landing) mine() bool { return l.to != nil && l.to.Mine }
+
+// land returns where an agent saw the request. It prefers an agent that sent it to this machine.
+func (j *judge) land() (best *landing) {
+	for n := range j.Traces {
+		i := &j.Traces[n]
+		for _, p := range i.Pods {
+			for m := range cmp.Or(p.Trace, new(api.AgentTrace)).Requests {
+				l := &landing{intercept: i, pod: p.Pod, request: &p.Trace.Requests[m]}
+				if to := l.request.To; to >= 0 && to < len(l.request.Claims) {
+					l.to = &l.request.Claims[to]
+				}
+				if best == nil || l.mine() && !best.mine() {
+					best = l
+				}
+			}
+		}
+	}
+	return best
+}
+
+// wanted reports whether the request, as it was sent, matches an intercept.
+func (j *judge) wanted(i *api.InterceptTrace) bool {
+	m, err := httpmatch.New(i.Match)
+	return err == nil && !i.Mirror && len(m.Differences(j.Request)) == 0
+}
+
+func (j *judge) agent() finding {
+	j.landed = j.land()
+	l := j.landed
+	switch {
+	case j.Missing[objectAgents] != "":
+		return found(api.HopUnknown, "%s", j.Missing[objectAgents])
+	case len(j.Traces) == 0:
+		return found(api.HopSkipped, "this machine has no intercept").with(j.others()...)
+	case l == nil:
+		return j.unseen()
+	case l.mine():
+		return found(api.HopOK, "the agent of pod %s sends it to %s: %s", l.pod, targetName(l.intercept), l.to.Match)
+	case l.to != nil:
+		return failed(api.ExitOtherMatch, "the agent of pod %s sends it to %s, whose match is %s", l.pod, l.to.Owner,
+			l.to.Match).with(tried(l.request)...).
+			hint("Send other headers, or ask %s to run `kubevpn leave`.", api.Clean(l.to.Owner))
+	case j.wanted(l.intercept):
+		return j.lost()
+	}
+	return found(api.HopOK, "the agent of pod %s sends it to the application", l.pod).with(tried(l.request)...)
+}
+
+func targetName(i *api.InterceptTrace) string {
+	if i.Clone {
+		return "your clone"
+	}
+	return "this machine"
+}
+
+// tried describes the claims that an agent tried.
+func tried(r *api.TracedRequest) (notes []string) {
+	for _, c := range r.Claims {
+		who := c.Owner
+		if c.Mine {
+			who = "your match"
+		}
+		text := cmp.Or(api.Some(c.Differences, maxNotes), "it matches")
+		if c.Away {
+			text += ", and its owner does not answer"
+		}
+		notes = append(notes, fmt.Sprintf("%s, %s: %s", who, c.Match, text))
+	}
+	return notes
+}
+
+// lost is the finding for a request that should match and went to the application.
+func (j *judge) lost() finding {
+	l := j.landed
+	for _, c := range l.request.Claims {
+		switch {
+		case !c.Mine:
+		case len(c.Differences) > 0:
+			return failed(api.ExitHeaderLost, "it reached the agent of pod %s changed: %v", l.pod, c.Differences[0]).
+				with(tried(l.request)...).
+				hint("You sent what the match needs. A program or proxy before this pod removes or changes it: let " +
+					"it\npropagate the header, as it does with tracing headers.")
+		case c.Away:
+			return found(api.HopNote, "the agent of pod %s does not reach this machine", l.pod).
+				with(tried(l.request)...)
+		}
+	}
+	return found(api.HopOK, "the agent of pod %s sends it to the application: port %d is not intercepted", l.pod,
+		l.request.Port)
+}
+
+// unseen is the finding for a request that no agent saw.
+func (j *judge) unseen() finding {
+	switch {
+	case j.Unsent != nil:
+		return found(api.HopUnknown, "the request was not sent")
+	case !j.Trip.Dial.Done:
+		return found(api.HopSkipped, "no connection")
+	}
+	var changes []string
+	for n := range j.Traces {
+		i := &j.Traces[n]
+		if !j.wanted(i) {
+			continue
+		}
+		changes = append(changes, i.Changes...)
+		if f, direct := j.unseenAt(i); direct {
+			return f.with(changes...)
+		}
+		if client, pod := j.older(i); client.IsValid() {
+			return failed(api.ExitOldConnection, "no agent of %s saw it, and pod %s has a connection from %v that is "+
+				"older than the intercept", i.Workload, pod, client.Addr()).
+				hint("`kubevpn proxy %s --flush` closes such connections, so that their clients connect again.",
+					api.ShellQuote(i.Workload))
+		}
+	}
+	return found(api.HopSkipped, "no agent of your intercepts saw it").with(append(changes, j.others()...)...)
+}
+
+// unseenAt is unseen for an intercept. direct is false if the request was not for its pods.
+func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
+	if i.Namespace != j.Namespace {
+		return finding{}, false
+	}
+	var without, silent []string
+	mesh, inMesh := "", ""
+	for _, e := range j.ready {
+		n := slices.IndexFunc(i.Pods, func(p api.PodTrace) bool { return p.Pod == e.name })
+		if n < 0 {
+			without = append(without, fmt.Sprintf("%v is not one of its pods", e))
+			continue
+		}
+		direct = true
+		switch p := i.Pods[n]; {
+		case p.Error != "":
+			silent = append(silent, fmt.Sprintf("pod %s: %s", e.name, p.Error))
+		case p.Trace == nil:
+			without = append(without, fmt.Sprintf("pod %s: %s", e.name, p.Reason))
+		case e.pod != nil && mesh == "":
+			mesh, _ = meshOf(e.pod)
+			inMesh = e.name
+		}
+	}
+	switch {
+	case !direct:
+		return finding{}, false
+	case mesh != "":
+		return failed(api.ExitMesh, "%s takes it before the agent of pod %s", mesh, inMesh).
+			hint("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh."), true
+	case len(silent) > 0:
+		return found(api.HopUnknown, "an agent did not tell what it saw: %s", silent[0]).with(silent[1:]...), true
+	case len(without) > 0:
+		return failed(api.ExitNoAgent, "it went to a pod without your agent, which intercepts %s: %s", i.Workload,
+			without[0]).
+			with(without[1:]...).
+			hint("`kubevpn status` shows the pods of the intercept; `kubevpn proxy` again adds agents."), true
+	case j.Request.URL.Scheme == "https":
+		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS "+
+			"there"), true
+	}
+	if j.Pod != nil && j.Trip.TakenAt.IsValid() {
+		return failed(api.ExitMesh, "the agents of %s did not see it: port %d of pod %s, which sent it, takes it "+
+			"before them", i.Workload, j.Trip.TakenAt.Port(), j.Source.Name).
+			hint("The service mesh of that pod decides where the request goes."), true
+	}
+	return found(api.HopNote, "the agents of %s did not see it: something takes it before them", i.Workload), true
+}
+
+// older returns a connection that is older than an agent of the intercept, which therefore does not see its requests.
+// Its client is a pod that the request was for.
+func (j *judge) older(i *api.InterceptTrace) (client netip.AddrPort, pod string) {
+	for _, p := range i.Pods {
+		for _, c := range cmp.Or(p.Trace, new(api.AgentTrace)).Older {
+			if slices.ContainsFunc(j.all, func(e endpoint) bool { return e.to.Addr() == c.Addr().Unmap() }) {
+				return c, p.Pod
+			}
+		}
+	}
+	return netip.AddrPort{}, ""
+}
+
+// others names the owners of the agents in the pods that the request is for.
+func (j *judge) others() (notes []string) {
+	for _, e := range j.all {
+		if e.pod == nil {
+			continue
+		}
+		for _, h := range workloads.Holders(e.pod) {
+			notes = append(notes, fmt.Sprintf("pod %s has an agent of %s, whose match only they see", e.name, h.Owner))
+		}
+	}
+	return notes
+}
+
+// program judges the program of this machine.
+func (j *judge) program() finding {
+	l := j.landed
+	if l == nil || !l.mine() {
+		return found(api.HopSkipped, "the request is not for this machine")
+	}
+	if l.intercept.Clone {
+		return found(api.HopSkipped, "the request is for your clone")
+	}
+	n := slices.IndexFunc(l.intercept.Ports, func(p api.PortMap) bool {
+		return p.Protocol == "tcp" && p.Container == l.request.Port
+	})
+	if n < 0 {
+		return found(api.HopUnknown, "port %d of the pod has no port of this machine", l.request.Port)
+	}
+	place := l.intercept.Ports[n]
+	switch s := j.Local[place.Place()]; {
+	case s.Tried() && !s.Done:
+		return failed(api.ExitLocalPort, "nothing listens on %s: %s", place.Where(), s.Error).
+			hint("Start your program there; on this machine it must listen on 127.0.0.1 or ::1. For another port, run "+
+				"`kubevpn proxy %s --port LOCAL:%d`, for another host `--port %[2]d=HOST:PORT`.",
+				api.ShellQuote(l.intercept.Workload), l.request.Port)
+	case j.Trip.Answer.Failure == trip.TimedOut:
+		return failed(api.ExitLocalHang, "the program on %s accepted it, and sent no answer within %.1f s",
+			place.Where(), j.Trip.Answer.Seconds).
+			hint("It may stand at a breakpoint, or hang. --timeout waits for longer.")
+	}
+	return found(api.HopOK, "the program on %s has it", place.Where())
+}

@@ -1,0 +1,210 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"strings"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/kube/client"
+)
+
+// maxQuestions limits the questions of one request: about a manager, networks and a domain, and about changes of these
+// in the meantime.
+const maxQuestions = 5
+
+// maxShown limits the networks, and the domains, that one question shows. A cluster may state thousands.
+const maxShown = 20
+
+// consenting is a request that may need the consent of the user.
+type consenting struct {
+	app     *app
+	cluster *client.Cluster
+	consent *api.Consent // of the request; run fills it in
+	yes     bool         // consent without a question
+	batch   bool         // a program reads the output, so do not ask
+	quiet   func()       // stops the progress display
+	// find looks for the traffic manager, so that the question about it comes before the password prompt of sudo. Nil:
+	// the request needs no root.
+	find func(ctx context.Context) error
+
+	paths config.Paths
+}
+
+// run calls do with the stored consent for the cluster, and calls it again after each question that the user answers
+// with yes. do calls its argument with each event. run stores a traffic manager that the request installs as trusted.
+func (c consenting) run(ctx context.Context, on func(api.Event), do func(on func(api.Event)) error) error {
+	if err := c.load(); err != nil {
+		return err
+	}
+	if err := c.askEarly(ctx, on); err != nil {
+		return err
+	}
+	handle := func(e api.Event) {
+		switch {
+		case needs(e.Error) != nil: // run asks the user or returns it
+		case e.Installed != nil:
+			c.store(api.Consent{Managers: []api.TrustedManager{*e.Installed}}, on)
+		default:
+			on(e)
+		}
+	}
+	var last *api.Consent
+	for left := maxQuestions; ; left-- {
+		err := do(handle)
+		e, _ := errors.AsType[*api.Error](err)
+		if needs(e) == nil || ctx.Err() != nil {
+			return err
+		}
+		if reflect.DeepEqual(e.Needs, last) || left == 0 {
+			return err // the user has already allowed it
+		}
+		last = e.Needs
+		if err := c.allow(ctx, e, on); err != nil {
+			return err
+		}
+		c.store(*e.Needs, on)
+	}
+}
+
+// askEarly asks about the traffic manager if the user trusts none of this cluster. It ignores other errors of find,
+// because the request reports them.
+func (c *consenting) askEarly(ctx context.Context, on func(api.Event)) error {
+	if c.find == nil || len(c.consent.Managers) > 0 {
+		return nil
+	}
+	e, _ := errors.AsType[*api.Error](c.find(ctx))
+	if needs(e) == nil {
+		return nil
+	}
+	if err := c.allow(ctx, e, on); err != nil {
+		return err
+	}
+	c.store(*e.Needs, on)
+	return nil
+}
+
+// needs returns the consent that the request requires in addition, or nil.
+func needs(e *api.Error) *api.Consent {
+	if e == nil || e.Code != api.ExitConsent {
+		return nil
+	}
+	return e.Needs
+}
+
+// load reads the stored consent for the cluster.
+func (c *consenting) load() error {
+	var err error
+	if c.paths, err = c.app.paths(); err != nil {
+		return err
+	}
+	all, err := c.paths.LoadTrust()
+	if err != nil {
+		return err
+	}
+	*c.consent = all[c.cluster.ID()].Consent
+	return nil
+}
+
+// store adds needs to the consent of this request and to the stored consent. An error of the latter becomes a warning.
+func (c *consenting) store(needs api.Consent, on func(api.Event)) {
+	*c.consent = c.consent.With(needs)
+	err := c.paths.SaveTrust(func(all map[string]config.Trusted) {
+		id := c.cluster.ID()
+		all[id] = config.Trusted{Cluster: c.cluster.Name(), Server: c.cluster.Server(),
+			Consent: all[id].Consent.With(needs)}
+	})
+	if err != nil {
+		on(api.Event{Warning: err.Error() + "; kubevpn will ask you again"})
+	}
+}
+
+// allow shows the message of e and asks whether the user allows it. It returns nil if the user agrees.
+func (c *consenting) allow(ctx context.Context, e *api.Error, on func(api.Event)) error {
+	if c.yes {
+		on(api.Event{Warning: e.Message + ": allowed without a question, because `yes` is set"})
+		return nil
+	}
+	terminal, done := c.app.terminal()
+	if terminal == nil || c.batch {
+		return e.WithHint("%s\nkubevpn cannot ask you here. "+
+			"To allow it, pass --yes, or set `yes: true` in %s or KUBEVPN_YES=true.", e.Hint, c.paths.ConfigFile)
+	}
+	defer done()
+	c.quiet()
+	fmt.Fprintf(terminal, "%s\n  cluster         %s, %s\n%sAllow this? [y/N] ",
+		printable(e.Message), printable(c.cluster.Name()), c.cluster.Server(), described(e.Needs))
+	line := make(chan string, 1)
+	go func() { line <- readLine(c.app.in) }() // nothing interrupts the read: it ends with the process
+	select {
+	case answer := <-line:
+		if answer = strings.ToLower(strings.TrimSpace(answer)); answer == "y" || answer == "yes" {
+			return nil
+		}
+		return e.WithHint("You did not allow it. Nothing was changed.")
+	case <-ctx.Done():
+		fmt.Fprintln(terminal)
+		return ctx.Err()
+	}
+}
+
+// terminal returns the terminal for a question, or nil. The answer comes from the input, which must be a terminal too.
+func (a *app) terminal() (_ io.Writer, done func()) {
+	if terminalOf(a.in) == nil {
+		return nil, nil
+	}
+	if terminalOf(a.errout) != nil {
+		return a.errout, func() {}
+	}
+	f, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
+	if err != nil {
+		return nil, nil // the user would not see the question
+	}
+	return &cleaner{w: f}, func() { f.Close() }
+}
+
+// readLine reads one line and nothing after it: another program may read the rest.
+func readLine(r io.Reader) string {
+	var line strings.Builder
+	for b := make([]byte, 1); ; {
+		n, err := r.Read(b)
+		if n > 0 && b[0] == '\n' || err != nil {
+			return line.String()
+		}
+		line.Write(b[:n])
+	}
+}
+
+// described returns a line for each part of c, which may be nil.
+func described(c *api.Consent) string {
+	var b strings.Builder
+	if c == nil {
+		return ""
+	}
+	add := func(title, value string) {
+		if value != "" {
+			fmt.Fprintf(&b, "  %-15s %s\n", title, printable(value))
+		}
+	}
+	for _, m := range c.Managers {
+		add("namespace", m.Namespace)
+		add("image", m.Image)
+		add("age", m.Age)
+		add("ServiceAccount", m.ServiceAccount)
+		add("namespace UID", m.NamespaceUID)
+	}
+	add("networks", api.Some(c.Networks, maxShown))
+	add("domain", c.Domain)
+	add("extra domains", api.Some(c.ExtraDomains, maxShown))
+	return b.String()
+}
+
+// printable returns text of the cluster as one line, without escape sequences.
+func printable(s string) string {
+	return strings.NewReplacer("\n", " ", "\t", " ").Replace(api.Clean(s))
+}

@@ -1,0 +1,212 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/intercept"
+)
+
+type proxyOptions struct {
+	app        *app
+	workloads  []string
+	flags      connectFlags
+	spec       specFlags
+	foreground bool
+	output     *format
+}
+
+func newProxy(a *app) *cobra.Command {
+	o := &proxyOptions{app: a, output: newObjectFormat("text")}
+	cmd := &cobra.Command{
+		Use:   "proxy TYPE/NAME...",
+		Short: "Send the requests of a workload to this machine",
+		Long: "Send requests for a workload's pods to a program on this machine, at the same port, until `kubevpn\n" +
+			"leave`. Requests that do not match still go to the pods. If this machine disappears, all requests\n" +
+			"go to the pods again. The command connects first if necessary. TYPE is a resource type that has\n" +
+			"pods, as in kubectl: deployment, statefulset, daemonset, replicaset, pod, service, or a custom\n" +
+			"resource with a pod template or a scale subresource.",
+		Example: examples(
+			"Send all requests for a Deployment to the same ports of this machine", "kubevpn proxy deployment/web",
+			"Only your requests, so that others can work on it too", "kubevpn proxy deployment/web --headers x-user=me",
+			"Match a regular expression, a path and a method",
+			"kubevpn proxy deploy/web --headers 'x-user=~me|you' --path /api --method GET,POST",
+			"To another port than the container's, TCP and UDP",
+			"kubevpn proxy sts/dns --port 3000:8080 --port udp/5353:53",
+			"To a container or virtual machine of this machine",
+			"kubevpn proxy deployment/web --port 8080=172.17.0.5:3000",
+			"Receive a copy, while the pods still answer", "kubevpn proxy service/web -n shop --mirror",
+			"Match headers of an application that serves TLS itself",
+			"kubevpn proxy deployment/web --headers x-user=me --tls-secret web-tls",
+			"Until Ctrl-C", "kubevpn proxy deployment/web --foreground",
+			"For a script", "kubevpn proxy deployment/web -o json --yes",
+		),
+		Args: checkWorkloads,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.workloads = args
+			return a.report(cmd.Context(), o.output, o.run)
+		},
+		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
+	}
+	o.spec.addTo(cmd)
+	o.spec.addRecord(cmd)
+	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
+	o.flags.addTo(cmd, a, config.KeyMode, config.KeyRequireMatch)
+	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
+		"run until Ctrl-C, then end the intercept, and disconnect if this command connected")
+	o.output.addTo(cmd)
+	return cmd
+}
+
+func (o *proxyOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
+	req, err := o.request(ctx, on, true)
+	if err != nil {
+		return err
+	}
+	return o.ask(ctx, req, on, quiet)
+}
+
+// ask sends the request to the daemon and prints the result.
+func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on func(api.Event), quiet func()) error {
+	begun := false
+	var all []api.Intercept
+	var printing error
+	show := func(e api.Event) {
+		on(e)
+		if e.Intercept == nil || e.Done {
+			return
+		}
+		quiet()
+		if o.output.forPeople() {
+			printIntercept(o.app.out, e.Intercept)
+		}
+		if all = append(all, *e.Intercept); len(all) == len(req.Workloads) {
+			printing = printIntercepts(o.app.out, o.output, all)
+		}
+		if o.foreground && !begun && o.output.forPeople() {
+			fmt.Fprintln(o.app.errout, "Ctrl-C ends the intercept.")
+		}
+		begun = true
+	}
+	err := o.flags.consenting(o.app, &req.Connect, o.output, quiet).run(ctx, show, func(on func(api.Event)) error {
+		return o.app.intercept(ctx, req, on, quiet)
+	})
+	if o.foreground && begun && errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		err = nil // Ctrl-C is the regular end
+	}
+	return cmp.Or(err, printing)
+}
+
+// printIntercepts prints the result of proxy in a format for programs: one object, or the list of several.
+func printIntercepts(w io.Writer, f *format, all []api.Intercept) error {
+	names := api.Texts(all, func(i api.Intercept) string { return i.Workload })
+	if len(all) == 1 {
+		all[0].TypeMeta = api.Type(api.KindIntercept)
+		return f.printResult(w, all[0], names...)
+	}
+	return f.printResult(w, api.InterceptList{TypeMeta: api.Type(api.KindInterceptList), Items: all}, names...)
+}
+
+// request builds the request. It checks the flags here, because the daemon would reject them only after it has
+// connected. intercepts is false if the workload keeps all its requests.
+func (o *proxyOptions) request(ctx context.Context, on func(api.Event),
+	intercepts bool) (api.InterceptRequest, error) {
+	connect, err := o.flags.request(ctx, o.app, on)
+	if err != nil {
+		return api.InterceptRequest{}, err
+	}
+	spec, err := o.spec.spec(o.flags.cfg.Mode)
+	if err != nil {
+		return api.InterceptRequest{}, err
+	}
+	if intercepts {
+		if err := checkMatch(&o.flags.cfg, spec, connect.Namespace); err != nil {
+			return api.InterceptRequest{}, err
+		}
+	}
+	if len(o.spec.portmap) > 0 {
+		on(api.Event{Warning: "--portmap is deprecated: use --port, which has the order of kubectl, LOCAL:CONTAINER"})
+	}
+	if o.spec.tlsSecret != "" {
+		if spec.TLS, err = intercept.TLSTermination(ctx, o.flags.cluster, connect.Namespace,
+			o.spec.tlsSecret); err != nil {
+			return api.InterceptRequest{}, err
+		}
+	}
+	connect.Use = true
+	return api.InterceptRequest{Connect: connect, Workloads: o.workloads, Spec: spec, Attached: o.foreground}, nil
+}
+
+// printIntercept prints the result of proxy as text.
+func printIntercept(w io.Writer, i *api.Intercept) {
+	verb := "come to this machine"
+	if i.Mirror {
+		verb = "are copied to this machine"
+	}
+	if i.Clone != nil {
+		printClone(w, i)
+		if i.Clone.NoTraffic {
+			return
+		}
+	} else {
+		fmt.Fprintf(w, "%s, namespace %s: requests %s (%s)\n", i.Workload, i.Namespace, verb, i.ID)
+	}
+	fmt.Fprintf(w, "  match     %s\n", i.Match)
+	for _, p := range i.Ports {
+		if i.Clone != nil {
+			fmt.Fprintf(w, "  port      %s\n", portName(p))
+			continue
+		}
+		fmt.Fprintf(w, "  port      %s → %s\n", portName(p), p.Place())
+	}
+	fmt.Fprintf(w, "  pods      %s\n", pods(i))
+	for _, pod := range i.Pods {
+		if !pod.Intercepted {
+			fmt.Fprintf(w, "  not yet   %s: %s\n", pod.Name, cmp.Or(pod.Reason, "none"))
+		}
+	}
+	if i.Mode != "" {
+		fmt.Fprintf(w, "  agent     %s\n", strings.TrimSuffix(i.Mode+": "+i.ModeReason, ": "))
+	}
+	printEach(w, "checked", api.Texts(i.Checks, checkText)...)
+	for _, other := range i.Others {
+		printEach(w, "beside", other.Owner+": "+matched(other.Match, other.Mirror))
+	}
+	printEach(w, "warning", i.Warnings...)
+}
+
+// portName returns "8080", "udp/53" or "8080 (http)".
+func portName(p api.PortMap) string {
+	s := portNumber(p.Protocol, p.Container)
+	if p.Name != "" {
+		s += " (" + p.Name + ")"
+	}
+	return s
+}
+
+// pods returns the number of intercepted pods and of all pods: "2/3".
+func pods(i *api.Intercept) string {
+	intercepted := 0
+	for _, p := range i.Pods {
+		if p.Intercepted {
+			intercepted++
+		}
+	}
+	return fmt.Sprintf("%d/%d", intercepted, len(i.Pods))
+}
+
+// matched describes the requests that an intercept receives: "x-user=me, copied".
+func matched(match string, mirror bool) string {
+	if mirror {
+		return match + ", copied"
+	}
+	return match
+}

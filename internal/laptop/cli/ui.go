@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+)
+
+type uiOptions struct {
+	app    *app
+	kube   kubeFlags
+	output *format
+	stop   bool
+	noOpen bool
+}
+
+func newUI(a *app) *cobra.Command {
+	o := &uiOptions{app: a, output: newObjectFormat("text")}
+	cmd := &cobra.Command{
+		Use:   "ui",
+		Short: "Show connections, flows, names and intercepts in a browser",
+		Long: "Print the URL of a page that shows the connections with their transports and checks, throughput and\n" +
+			"round trip, flows, names, intercepts with their requests, clones, the findings of `kubevpn doctor`\n" +
+			"and the log, and open it if there is a browser. The daemon serves the page on a loopback address,\n" +
+			"until it ends or `kubevpn ui --stop`. The page changes nothing. Anyone with the URL can read it.\n" +
+			"Without the URL, other users and other web sites cannot.",
+		Example: examples(
+			"Open the page", "kubevpn ui",
+			"Only print its URL", "kubevpn ui --no-open",
+			"End the page", "kubevpn ui --stop",
+		),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	cmd.Flags().BoolVar(&o.noOpen, "no-open", false, "do not open a browser")
+	cmd.Flags().BoolVar(&o.stop, "stop", false, "end the page")
+	o.kube.addTo(cmd, a)
+	section(cmd, sectionConnection, func(*pflag.FlagSet) {
+		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs,
+			config.KeyRedact)
+	})
+	o.output.addTo(cmd)
+	return cmd
+}
+
+func (o *uiOptions) run(ctx context.Context) error {
+	req, err := o.request()
+	if err != nil {
+		return err
+	}
+	var c *daemonClient
+	if o.stop { // a daemon that does not run serves no page
+		c, err = o.app.client()
+	} else {
+		c, _, err = o.app.daemon(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	p, err := c.page(ctx, req)
+	if err != nil && !(o.stop && errors.Is(err, errNoDaemon)) {
+		return err
+	}
+	p.TypeMeta = api.Type(api.KindPage)
+	opened := !o.stop && !o.noOpen && o.app.open(p.File)
+	switch {
+	case !o.output.forPeople():
+		return o.output.print(o.app.out, p, "page/"+p.URL)
+	case o.stop:
+		return nil
+	}
+	fmt.Fprintln(o.app.out, p.URL)
+	if !opened {
+		o.app.note("open this URL in a browser of this machine; `kubevpn ui --stop` ends the page")
+	}
+	return nil
+}
+
+// request returns the request to the daemon. A kubeconfig that cannot be used is a finding of the page's checks.
+func (o *uiOptions) request() (api.PageRequest, error) {
+	if o.stop {
+		return api.PageRequest{Stop: true}, nil
+	}
+	cfg, err := o.kube.settings(o.app)
+	if err != nil {
+		return api.PageRequest{}, err
+	}
+	req := api.PageRequest{Machine: o.app.Machine, Redact: cfg.Redact}
+	prepared, err := o.kube.prepare(o.app)
+	if err != nil {
+		req.KubeconfigError = api.AsError(err)
+	}
+	req.Cluster = prepared.Cluster
+	req.Connect = api.ConnectRequest{
+		Kubeconfig: prepared.Kubeconfig, Context: prepared.Context, Namespace: prepared.Namespace,
+		ConnectSettings: cfg.ConnectSettings,
+	}
+	return req, nil
+}
+
+// page asks the daemon to begin or to end its page.
+func (c *daemonClient) page(ctx context.Context, req api.PageRequest) (api.Page, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	return call[api.Page](ctx, c, http.MethodPost, api.PathPage, req)
+}
+
+// open opens a file in the user's browser, and reports whether there may be one.
+func (a *app) open(file string) bool {
+	argv := []string{"xdg-open", file}
+	switch {
+	case runtime.GOOS == "darwin":
+		argv[0] = "open"
+	case runtime.GOOS == "windows":
+		argv = []string{"rundll32", "url.dll,FileProtocolHandler", file}
+	case a.getenv("DISPLAY") == "" && a.getenv("WAYLAND_DISPLAY") == "" || os.Geteuid() == 0: // browsers refuse root
+		return false
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = a.environ
+	if err := cmd.Start(); err != nil {
+		a.log.Debug("cannot open a browser", "err", err)
+		return false
+	}
+	if err := cmd.Process.Release(); err != nil { // the browser may be its child, and outlives this command
+		a.log.Debug("cannot release the browser", "err", err)
+	}
+	return true
+}

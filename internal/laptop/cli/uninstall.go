@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/config"
+	"kubevpn/internal/kube/install"
+	"kubevpn/internal/laptop/connection"
+)
+
+type uninstallOptions struct {
+	app   *app
+	kube  kubeFlags
+	force bool
+}
+
+func newUninstall(a *app) *cobra.Command {
+	o := &uninstallOptions{app: a}
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Remove the traffic manager from a cluster",
+		Long: "Remove everything that kubevpn installed in the cluster, and nothing else. The command fails while\n" +
+			"a laptop is connected, unless you pass --force.",
+		Example: examples(
+			"Remove the traffic manager from the current context's cluster", "kubevpn uninstall",
+			"From another namespace", "kubevpn uninstall --manager-namespace tools",
+			"Even if other users are connected", "kubevpn uninstall --force",
+		),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	o.kube.addTo(cmd, a)
+	config.AddFlags(cmd, config.KeyManagerNamespace)
+	cmd.Flags().BoolVar(&o.force, "force", false, "remove the traffic manager even if laptops are connected")
+	return cmd
+}
+
+func (o *uninstallOptions) run(ctx context.Context) error {
+	cfg, err := o.kube.settings(o.app)
+	if err != nil {
+		return err
+	}
+	p := o.app.newProgress()
+	defer p.stop()
+	c, _, err := o.kube.login(ctx, o.app, p.show, cfg.ManagerNamespace)
+	if err != nil {
+		return err
+	}
+	opts := install.RemoveOptions{Namespace: cfg.ManagerNamespace, Progress: p.show}
+	if !o.force {
+		opts.Connected = func(ctx context.Context, namespace, pod string) (int, error) {
+			return connection.Others(ctx, c, namespace, pod)
+		}
+	}
+	removed, err := install.Remove(ctx, c, opts)
+	p.stop()
+	if err != nil {
+		return explain(ctx, c, err)
+	}
+	for _, r := range removed {
+		if r.Kept != "" {
+			fmt.Fprintf(o.app.out, "kept     %s: %s\n", r, r.Kept)
+			continue
+		}
+		fmt.Fprintf(o.app.out, "removed  %s\n", r)
+	}
+	if len(removed) == 0 {
+		fmt.Fprintln(o.app.errout, "no resources found: kubevpn is not installed there")
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package connection
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/kube/install"
+	"kubevpn/pkg/wakeup"
+)
+
+const (
+	// dialTimeout limits one dial to the manager. No part of it may use up the time of the others: a pod whose node
+	// died does not refuse, because the API server waits for the node and the pod exists until it is evicted.
+	dialTimeout     = forwardTimeout + relocateTimeout + 10*time.Second
+	forwardTimeout  = 15 * time.Second // the port-forward to the last known pod
+	relocateTimeout = 5 * time.Second  // finding another pod
+
+	// upgradeTimeout limits the move to a manager that already runs, including the time to add a gateway to it.
+	upgradeTimeout = 45 * time.Second
+)
+
+// manager finds or installs the traffic manager, and dials its pod.
+type manager struct {
+	*shared
+	prepared *Prepared
+	place    wakeup.Value[place]
+}
+
+// place says where the traffic manager is.
+type place struct {
+	namespace, pod string
+	node           string             // of the pod that ensure found
+	trusted        api.TrustedManager // the user trusts this manager and no other
+	imageWarning   string             // about the image of the manager that ensure found; empty: none
+}
+
+// ensure finds the traffic manager, or installs it.
+func (m *manager) ensure(ctx context.Context) error {
+	done := m.status.step("Finding the traffic manager")
+	r := m.cfg.Request
+	result, err := install.Ensure(ctx, m.cluster, install.Options{
+		Namespace: r.ManagerNamespace, FallbackNamespace: r.Namespace, Image: r.Image, Upgrade: r.Upgrade,
+		Progress: m.cfg.Progress, Consent: &r.Consent, Objects: r.Objects,
+	})
+	if err != nil {
+		return err
+	}
+	m.place.Update(func(p *place) {
+		*p = place{namespace: result.Namespace, pod: result.Pod, node: result.Node, trusted: result.Manager,
+			imageWarning: result.ImageWarning}
+	})
+	m.status.warn(result.Warnings...)
+	verb := "found"
+	if result.Installed {
+		verb = "installed"
+	}
+	done("%s: pod %s/%s, image %s", verb, result.Namespace, result.Pod, result.Image)
+	return nil
+}
+
+// image returns the image in the template of the trusted manager's Deployment.
+func (m *manager) image(ctx context.Context) (string, error) {
+	return install.Image(ctx, m.cluster, m.place.Load().trusted)
+}
+
+func (m *manager) needsPullSecret(ctx context.Context) (bool, error) {
+	return install.NeedsPullSecret(ctx, m.cluster, m.place.Load().trusted.Namespace)
+}
+
+// upgrade is Connection.Upgrade.
+func (m *manager) upgrade(ctx context.Context, image string, progress func(api.Event)) error {
+	at := m.place.Load()
+	result, err := install.Ensure(ctx, m.cluster, install.Options{
+		Namespace: at.namespace, Image: image, Upgrade: true, Progress: progress, Objects: m.cfg.Request.Objects,
+		Consent: &api.Consent{Managers: []api.TrustedManager{at.trusted}},
+	})
+	if err != nil || !result.Installed {
+		return err
+	}
+	m.place.Update(func(p *place) { p.pod, p.trusted = result.Pod, result.Manager })
+	if old := m.current.now(); old != nil {
+		if err := old.Close(); err != nil {
+			m.log.Debug("closing the session", "err", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, upgradeTimeout)
+	defer cancel()
+	err = m.await(ctx, result.Pod)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	why := "the new traffic manager does not answer"
+	if e := m.status.snapshot().Error; e != nil {
+		why += ": " + e.Message
+	}
+	return api.Errorf(api.ExitNotReady, "%s", why).
+		WithHint("`kubevpn status` shows the connection; see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for "+
+			"the cause", at.namespace)
+}
+
+// noAnswer returns the error for a traffic manager in the namespace that sends no hello.
+func noAnswer(namespace string) *api.Error {
+	return api.Errorf(api.ExitNotReady, "the traffic manager does not answer").
+		WithHint("see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for the cause", api.ShellQuote(namespace))
+}
+
+// await waits until the manager in pod was the last to greet this laptop and packets travel: to the manager and, with
+// the system netstack, through its gateway. If the connection fails meanwhile, await returns its error.
+func (m *manager) await(ctx context.Context, pod string) error {
+	r, err := m.status.report.Await(ctx, func(r report) bool {
+		return r.shown.Status == api.StatusFailed || r.shown.Status == api.StatusConnected && m.view.Load().pod() == pod
+	})
+	if r.shown.Status == api.StatusFailed {
+		return r.shown.Error
+	}
+	return err
+}
+
+// dial dials the manager for the transport: a port-forward into its pod.
+func (m *manager) dial(ctx context.Context) (net.Conn, error) {
+	at := m.place.Load()
+	conn, pod, err := dialPod(ctx, at.pod, func(ctx context.Context, pod string) (net.Conn, error) {
+		return m.portForward(ctx, podName{at.namespace, pod})
+	}, func(ctx context.Context) (string, error) {
+		if _, err := m.image(ctx); err != nil { // the Deployment may be another manager's by now
+			return "", err
+		}
+		return install.FindPod(ctx, m.cluster, at.namespace)
+	})
+	if pod != at.pod {
+		m.place.Update(func(p *place) { p.pod = pod })
+		m.log.Info("the traffic manager has another pod", "was", at.pod, "is", pod)
+	}
+	return conn, err
+}
+
+// portForward dials the manager in the pod, unless Prepared has done so.
+func (m *manager) portForward(ctx context.Context, to podName) (net.Conn, error) {
+	if conn, err := m.prepared.portForward(ctx, to); conn != nil || err != nil {
+		return conn, err
+	}
+	return m.pods.PortForward(ctx, to.namespace, to.pod, api.ManagerPort)
+}
+
+// dialPod forwards to pod. If that fails, the pod may have been replaced: dialPod then forwards to the pod that find
+// returns. It returns the pod with which the next dial begins.
+func dialPod(ctx context.Context, pod string, forward func(context.Context, string) (net.Conn, error),
+	find func(context.Context) (string, error)) (net.Conn, string, error) {
+	first, cancel := context.WithTimeout(ctx, forwardTimeout)
+	defer cancel()
+	conn, err := forward(first, pod)
+	if err == nil {
+		return conn, pod, nil
+	}
+	looking, cancel := context.WithTimeout(ctx, relocateTimeout)
+	defer cancel()
+	other, findErr := find(looking)
+	if e := api.AsError(findErr); e != nil && e.Code == api.ExitConsent {
+		return nil, pod, e
+	}
+	if findErr != nil || other == pod {
+		return nil, pod, err
+	}
+	conn, err = forward(ctx, other)
+	return conn, other, err
+}

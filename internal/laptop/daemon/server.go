@@ -1,0 +1,204 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/process/version"
+)
+
+// maxRequest limits the body of a request in bytes. A kubeconfig with embedded certificates is about 10 KB.
+const maxRequest = 4 << 20
+
+// handler is the daemon's HTTP interface. The permissions of the socket's directory, and listen, restrict it to this
+// user.
+func (d *daemon) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+api.PathPrepare, answering(d, d.connections.prepare))
+	mux.HandleFunc("POST "+api.PathConnect, handleBegin(d, d.connections.connect))
+	mux.HandleFunc("POST "+api.PathDisconnect, handleEnd(d, d.connections.disconnect))
+	mux.HandleFunc("POST "+api.PathIntercept, handleBegin(d, d.connections.intercept))
+	mux.HandleFunc("POST "+api.PathRequests, d.handleRequests)
+	mux.HandleFunc("POST "+api.PathLeave, handleEnd(d, d.connections.intercepts.leave))
+	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
+	mux.HandleFunc("POST "+api.PathTrace, answering(d, d.connections.intercepts.trace))
+	mux.HandleFunc("POST "+api.PathPage, answering(d, d.servePage))
+	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
+		d.answer(w, http.StatusOK, d.status())
+	})
+	mux.HandleFunc("GET "+api.PathDaemon, func(w http.ResponseWriter, r *http.Request) {
+		connections, helper := d.connections.counts()
+		d.answer(w, http.StatusOK, api.DaemonInfo{
+			Version: version.Full(), PID: os.Getpid(), Connections: connections, Helper: helper,
+		})
+	})
+	mux.HandleFunc("GET "+api.PathFlows, d.handleFlows)
+	mux.HandleFunc("GET "+api.PathDNS, d.handleDNS)
+	return d.counted(mux)
+}
+
+// counted counts the requests in progress, which keep the daemon running.
+func (d *daemon) counted(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d.requests.Add(1)
+		defer func() {
+			d.requests.Add(-1)
+			d.recheck.Raise()
+		}()
+		h.ServeHTTP(w, r)
+	})
+}
+
+func (d *daemon) status() api.Status {
+	return api.Status{
+		Version: version.Full(), Helper: d.connections.starter(), Connections: d.connections.status(),
+		Intercepts: d.connections.intercepts.status(),
+	}
+}
+
+// answering returns a handler that answers a request with the result of f.
+func answering[T, A any](d *daemon, f func(ctx context.Context, req T) (A, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req T
+		if !d.read(w, r, maxRequest, &req) {
+			return
+		}
+		if answer, err := f(r.Context(), req); err != nil {
+			d.answer(w, http.StatusInternalServerError, api.AsError(err))
+		} else {
+			d.answer(w, http.StatusOK, answer)
+		}
+	}
+}
+
+// refuse sends an error: as an HTTP status if the response has not begun, else as the last event.
+func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
+	switch {
+	case errors.Is(err, errNeedsHelper):
+		d.answer(w, api.StatusNeedsHelper, api.Errorf(api.ExitPrivilege, "%w", err))
+	case errors.Is(err, errEnding):
+		d.answer(w, http.StatusServiceUnavailable, api.AsError(err))
+	case !s.opened:
+		d.answer(w, http.StatusInternalServerError, api.AsError(err))
+	default:
+		s.send(api.Event{Error: api.AsError(err)})
+	}
+}
+
+// handleBegin returns a handler for requests that begin a connection or intercepts. The client may interrupt them.
+func handleBegin[T any](
+	d *daemon, begin func(ctx context.Context, req T, emit func(api.Event)) error,
+) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req T
+		if err := json.NewDecoder(io.LimitReader(r.Body, maxRequest)).Decode(&req); err != nil {
+			d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "cannot read the request: %w", err))
+			return
+		}
+		ctx, done := d.untilReleased(w, r)
+		defer done()
+		s := &stream{w: w}
+		if err := begin(ctx, req, s.send); err != nil {
+			d.refuse(w, s, err)
+		}
+	}
+}
+
+// untilReleased returns the request's context, which also ends when the client ends a body of unknown length after the
+// request in it. The client can then still read the events of the cleanup, which it could not after closing the
+// connection.
+func (d *daemon) untilReleased(w http.ResponseWriter, r *http.Request) (ctx context.Context, done func()) {
+	if r.ContentLength >= 0 {
+		return r.Context(), func() {}
+	}
+	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+		d.logger.Debug("cannot read the request while responding", "err", err)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	go func() { // ends with the body, which the server closes after the handler
+		_, err := io.Copy(io.Discard, r.Body)
+		d.logger.Debug("client released a request", "err", err)
+		cancel()
+	}()
+	return ctx, cancel
+}
+
+// handleEnd returns a handler that ends the intercepts or connections that a request names.
+func handleEnd[T any](d *daemon, end func(req T, emit func(api.Event)) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req T
+		if !d.read(w, r, maxRequest, &req) {
+			return
+		}
+		s := &stream{w: w}
+		if err := end(req, s.send); err != nil {
+			s.send(api.Event{Error: api.AsError(err)})
+		}
+	}
+}
+
+func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
+	s := &stream{w: w}
+	if err := d.connections.shutDown(s.send); err != nil {
+		s.send(api.Event{Error: api.AsError(err)})
+	}
+	d.quit.Raise()
+}
+
+// read decodes the request's body, or answers with the error.
+func (d *daemon) read(w http.ResponseWriter, r *http.Request, limit int64, into any) bool {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
+	err := dec.Decode(into)
+	if err == nil && dec.More() {
+		err = errors.New("unexpected data after the request")
+	}
+	if err != nil {
+		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "cannot read the request: %w", err))
+		return false
+	}
+	return true
+}
+
+// answer writes one JSON value. It only logs an error, because the client has gone.
+func (d *daemon) answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	if err := json.NewEncoder(w).Encode(body); err != nil {
+		d.logger.Debug("cannot respond", "err", err)
+	}
+}
+
+// stream writes JSON lines and flushes each. The first one begins the response. Its methods are safe for
+// concurrent use.
+type stream struct {
+	mu     sync.Mutex
+	w      http.ResponseWriter
+	opened bool
+}
+
+// send writes one line, and sets the time of e if it has none. It ignores errors: when the client has gone away, the
+// request's context ends.
+func (s *stream) send(e api.Event) {
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	_ = s.line(e)
+}
+
+// line writes one line.
+func (s *stream) line(v any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.opened {
+		s.opened = true
+		s.w.Header().Set("Content-Type", "application/x-ndjson")
+	}
+	return errors.Join(json.NewEncoder(s.w).Encode(v), http.NewResponseController(s.w).Flush())
+}

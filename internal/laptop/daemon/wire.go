@@ -1,0 +1,155 @@
+package daemon
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/workloads"
+	"kubevpn/internal/laptop/clone"
+	"kubevpn/internal/laptop/connection"
+	"kubevpn/internal/laptop/intercept"
+)
+
+// NewFactory returns the Factory that makes connections of internal/laptop/connection, and intercepts of
+// internal/laptop/intercept and internal/laptop/clone.
+func NewFactory() Factory { return factory{} }
+
+type factory struct{}
+
+func (factory) Identify(kubeconfig []byte) (client.IDs, error) { return client.Identify(kubeconfig) }
+
+func (factory) Prepare(req api.ConnectRequest, logger *slog.Logger) (*connection.Prepared, error) {
+	return connection.Prepare(req, logger)
+}
+
+func (factory) NewConnection(cfg connection.Config) (Connection, error) {
+	c, err := connection.New(cfg)
+	if err != nil {
+		return nil, err // a bare return of (c, err) would be a typed nil in the interface
+	}
+	return c, nil
+}
+
+// Workload asks the cluster only about kinds that are not built into Kubernetes.
+func (factory) Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error) {
+	var c *client.Cluster
+	defer func() {
+		if c != nil {
+			c.Release()
+		}
+	}()
+	return workloadName(ctx, account.Namespace, name, func() (_ *client.Cluster, err error) {
+		c, err = clusterOf(account, nil, nil)
+		return c, err
+	})
+}
+
+func workloadName(ctx context.Context, namespace, name string, load func() (*client.Cluster, error)) (string, error) {
+	kind, rest, _ := strings.Cut(name, "/")
+	if known, ok := workloads.BuiltinKind(kind); ok {
+		return known.Type + "/" + rest, nil
+	}
+	c, err := load()
+	if err != nil {
+		return "", err
+	}
+	w, err := workloads.New(c).Workload(ctx, namespace, name)
+	if err != nil {
+		return "", err
+	}
+	return w.String(), nil
+}
+
+func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg intercept.Config) (Intercept, error) {
+	own, err := clusterOf(account, cfg.Logger, c.Cluster())
+	if err != nil {
+		return nil, err
+	}
+	cfg.Cluster, cfg.Session, cfg.Image, cfg.Objects = own, c, agentImage(account.Image), account.Objects
+	i, err := newIntercept(cfg)
+	if err != nil || own == c.Cluster() {
+		return i, err
+	}
+	return releasing{i, own}, nil
+}
+
+// releasing is an Intercept that owns its Cluster.
+type releasing struct {
+	Intercept
+	cluster *client.Cluster
+}
+
+func (r releasing) Run(ctx context.Context) error {
+	defer r.cluster.Release()
+	return r.Intercept.Run(ctx)
+}
+
+func newIntercept(cfg intercept.Config) (Intercept, error) {
+	if cfg.Spec.Clone != nil {
+		return newCloned(cfg)
+	}
+	i, err := intercept.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+func newCloned(cfg intercept.Config) (Intercept, error) {
+	key, err := Owner{Key: cfg.Key}.keyHash()
+	if err != nil {
+		return nil, err
+	}
+	c := &cloned{}
+	spec := *cfg.Spec.Clone
+	if strings.HasPrefix(cfg.Workload, "cronjob/") {
+		if m := cfg.Spec.Match; len(m.Headers) > 0 || m.Path != "" || len(m.Methods) > 0 {
+			return nil, api.Errorf(api.ExitUsage, "%s is a CronJob and receives no requests", cfg.Workload).
+				WithHint("remove --headers, --path and --method")
+		}
+		spec.NoTraffic = true
+	}
+	if !spec.NoTraffic {
+		cfg.Clone = true
+		if c.intercept, err = intercept.New(cfg); err != nil {
+			return nil, err
+		}
+	}
+	image, needsSecret := cfg.Session.Image, cfg.Session.NeedsPullSecret
+	if cfg.Image != "" {
+		image, needsSecret = func(context.Context) (string, error) { return cfg.Image, nil }, nil
+	}
+	c.clone = clone.New(clone.Config{
+		Cluster: workloads.New(cfg.Cluster), Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: spec, Image: image,
+		NeedsPullSecret: needsSecret, Owner: cfg.Owner, Key: key, OnPods: c.onPods, Progress: cfg.Progress,
+		Objects: cfg.Objects, Logger: cfg.Logger,
+	})
+	return c, nil
+}
+
+// clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. It
+// returns connected, which may be nil, if that has the same account. If it only has the same context, both share the
+// result of the credential plugin. In both cases connected uses account's credential from then on.
+func clusterOf(account api.ConnectRequest, logger *slog.Logger, connected *client.Cluster) (*client.Cluster, error) {
+	if connected != nil && connected.HasAccount(account.Kubeconfig) {
+		return connected, connected.SetCredential(account.Credential)
+	}
+	o := client.Options{Logger: logger, Credential: account.Credential}
+	if connected != nil && connected.Context() == account.Context {
+		o.LoginOf = connected
+	}
+	return client.Load(account.Kubeconfig, o)
+}
+
+// agentImage returns the image that the user asked for, or "" for that of the traffic manager, which the nodes can
+// pull.
+func agentImage(asked string) string {
+	if asked == config.Default().Image {
+		return ""
+	}
+	return asked
+}

@@ -1,0 +1,110 @@
+//go:build unix
+
+package helper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/hostservice"
+	"kubevpn/internal/process/version"
+)
+
+// errNoService means that the service of the helper is not there, or not for this user.
+var errNoService = errors.New("there is no service of the root helper")
+
+// startService connects to the service of the helper, and waits until the helper that it starts is ready. It returns
+// the socket and the version of that helper. The error is errNoService if another method must start the helper; it is
+// also fs.ErrPermission if the service is there, but not for this user.
+func startService(ctx context.Context, path string) (*os.File, string, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrPermission):
+		return nil, "", fmt.Errorf("%w: %w", errNoService, err)
+	case err != nil:
+		return nil, "", api.Errorf(api.ExitPrivilege, "cannot connect to the service of the root helper: %w", err)
+	}
+	defer conn.Close()
+	socket, err := conn.(*net.UnixConn).File()
+	if err != nil {
+		return nil, "", api.Errorf(api.ExitPrivilege, "cannot use the socket of the root helper: %w", err)
+	}
+	first, err := awaitReady(ctx, socket, readyTimeout)
+	if err == nil && first.Protocol != protocol {
+		err = api.Errorf(api.ExitPrivilege, "the service of the root helper is kubevpn %s, which this kubevpn, %s, "+
+			"cannot use", first.Version, version.Full()).
+			WithHint("replace the program of the service by this one:\n  kubevpn service install")
+	}
+	if err != nil {
+		socket.Close()
+		return nil, "", asServiceError(err)
+	}
+	return socket, first.Version, nil
+}
+
+func asServiceError(err error) error {
+	if errors.As(err, new(*api.Error)) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return api.Errorf(api.ExitPrivilege, "the service of the root helper accepted the connection, but is not ready: %w",
+		ended(err)).WithHint("see `%s` for the cause, or remove the service with `kubevpn service uninstall`; kubevpn "+
+		"then uses sudo", hostservice.Log)
+}
+
+// fromListener reports whether a process accepted the socket from a listener, as systemd and launchd do: it has the
+// listener's path. The ends of a socketpair have none, which the library shows as "@".
+func fromListener(fd int) bool {
+	addr, err := unix.Getsockname(fd)
+	local, ok := addr.(*unix.SockaddrUnix)
+	return err == nil && ok && strings.HasPrefix(local.Name, "/")
+}
+
+// accepted is the helper of the service. Its standard input is a connection that systemd or launchd accepted, and its
+// standard error is the system's journal or a file. It has no terminal that could close, so one process is enough.
+func accepted(ctx context.Context) error {
+	unix.Umask(0o077)
+	socket, err := takeStdin()
+	if err != nil {
+		return err
+	}
+	cfg := LocalConfig{Journal: slog.NewTextHandler(os.Stderr, nil)}
+	uid, known, err := creator(socket)
+	if err == nil && !known {
+		err = errors.New("the system does not say who connected")
+	}
+	if err == nil {
+		cfg.UID = uid
+		slog.New(cfg.Journal).Info("connected", "uid", uid)
+		err = checkNetwork(socket)
+	}
+	if err == nil {
+		cfg.Policy, err = loadPolicy(hostservice.PolicyFile)
+	}
+	if err = reportReady(socket, cfg, err); err != nil {
+		return errors.Join(err, socket.Close())
+	}
+	return Serve(ctx, socket, cfg)
+}
+
+// loadPolicy reads the policy. If there is no file, the defaults apply.
+func loadPolicy(file string) (*Policy, error) {
+	if err := hostservice.RootOwned(file); err != nil {
+		return nil, api.Errorf(api.ExitPrivilege, "cannot use the policy %s: %w", file, err).
+			WithHint("run as root:\n  chown -R root:root %[1]s\n  chmod -R go-w %[1]s", filepath.Dir(file))
+	}
+	content, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, api.Errorf(api.ExitPrivilege, "cannot read the policy: %w", err)
+	}
+	return parsePolicy(file, content)
+}
