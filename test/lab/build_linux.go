@@ -218,15 +218,9 @@ func (l *Lab) buildProgram(ctx context.Context, p program, source, dir string) e
 	if err != nil {
 		return err
 	}
-	done := l.progress.step("building %s", p.hint)
-	command := exec.CommandContext(ctx, goTool, slices.Concat([]string{"build"}, flags, []string{"-o", binary, "."})...)
-	command.Dir = filepath.Join(source, p.dir)
-	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOFLAGS=", "GOWORK=off")
-	if output, err := command.CombinedOutput(); err != nil {
-		done(err)
-		return fmt.Errorf("building %s: %w\n%s", p.name, err, bytes.TrimSpace(output))
+	if err := l.compile(ctx, p, goTool, flags, filepath.Join(source, p.dir), binary); err != nil {
+		return fmt.Errorf("building %s: %w", p.name, err)
 	}
-	done(nil)
 	if p.image != "" {
 		img, err := image.Build(image.Options{Files: []image.File{{Source: binary, Path: "/" + p.name}}})
 		if err != nil {
@@ -237,6 +231,32 @@ func (l *Lab) buildProgram(ctx context.Context, p program, source, dir string) e
 		}
 	}
 	return os.Rename(temp, dir)
+}
+
+// compile runs go build in dir, and shows how many of the packages that it must compile it has begun.
+func (l *Lab) compile(ctx context.Context, p program, goTool string, flags []string, dir, binary string) error {
+	var built compiled
+	done := l.progress.counted(built.status, "building %s", p.hint)
+	command := func(args ...string) *exec.Cmd {
+		c := exec.CommandContext(ctx, goTool, args...)
+		c.Dir = dir
+		c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOFLAGS=", "GOWORK=off")
+		return c
+	}
+	list := command(slices.Concat([]string{"list", "-deps", "-f", "{{if .Stale}}{{.ImportPath}}{{end}}"}, flags,
+		[]string{"."})...)
+	list.Stderr = &built
+	if out, err := list.Output(); err == nil { // go build reports an error
+		built.begin(bytes.Count(out, []byte("\n")))
+	}
+	build := command(slices.Concat([]string{"build", "-v"}, flags, []string{"-o", binary, "."})...)
+	build.Stdout, build.Stderr = &built, &built
+	err := build.Run()
+	done(err)
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, built.rest())
+	}
+	return nil
 }
 
 func (l *Lab) lockBuild(file string) (unlock func(), err error) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,25 +24,39 @@ func newProgress(w io.Writer) *progress {
 
 // step prints a step. The returned function ends it; the caller reports an error.
 func (p *progress) step(format string, args ...any) (done func(error)) {
+	return p.counted(func() string { return "" }, format, args...)
+}
+
+// plainInterval is the time between two lines of a long step that is not on a terminal.
+const plainInterval = 30 * time.Second
+
+// counted is step for one that knows how far it is: it calls status now and then, and prints the answer if it is not
+// empty.
+func (p *progress) counted(status func() string, format string, args ...any) (done func(error)) {
 	text, start := fmt.Sprintf(format, args...), time.Now()
-	if !p.terminal {
+	every := time.Second
+	if p.terminal {
+		fmt.Fprintf(p.w, "%s ...", text)
+	} else {
 		fmt.Fprintf(p.w, "%s ...\n", text)
-		return func(err error) {
-			if err == nil && time.Since(start) > time.Second {
-				fmt.Fprintf(p.w, "%s: done in %s\n", text, seconds(start))
-			}
-		}
+		every = plainInterval
 	}
-	fmt.Fprintf(p.w, "%s ...", text)
 	stop := make(chan struct{})
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		tick := time.NewTicker(time.Second)
+		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for {
 			select {
 			case <-tick.C:
-				fmt.Fprintf(p.w, "\r%s ... %s", text, time.Since(start).Round(time.Second))
+				how := status()
+				switch {
+				case p.terminal:
+					how = strings.TrimSpace(time.Since(start).Round(time.Second).String() + "  " + how)
+					fmt.Fprintf(p.w, "\r%s ... %s\x1b[K", text, how)
+				case how != "":
+					fmt.Fprintf(p.w, "%s: %s\n", text, how)
+				}
 			case <-stop:
 				return
 			}
@@ -50,11 +65,16 @@ func (p *progress) step(format string, args ...any) (done func(error)) {
 	return func(err error) {
 		close(stop)
 		ended.Wait()
-		word := "done in " + seconds(start)
+		word := "done"
 		if err != nil {
-			word = "failed after " + seconds(start)
+			word = "failed"
 		}
-		fmt.Fprintf(p.w, "\r%s ... %s\n", text, word)
+		switch {
+		case p.terminal:
+			fmt.Fprintf(p.w, "\r%s ... %s in %s\x1b[K\n", text, word, seconds(start))
+		case err == nil && time.Since(start) > time.Second:
+			fmt.Fprintf(p.w, "%s: %s in %s\n", text, word, seconds(start))
+		}
 	}
 }
 

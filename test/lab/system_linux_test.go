@@ -3,12 +3,14 @@ package lab
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -315,4 +317,40 @@ func TestProgressOnPipe(t *testing.T) {
 	if want := "building x ...\nfailing ...\nready\n"; b.String() != want {
 		t.Errorf("got %q", b.String())
 	}
+}
+
+func TestBuildSaysHowFarItIs(t *testing.T) {
+	var c compiled
+	steps := []struct{ output, status string }{
+		{"", ""},
+		{"go: downloading k8s.io/api v0.37.2\ngo: downloading gopkg.in/yaml.v3", "downloaded 1 modules"},
+		{" v3.0.1\ninternal/goarch\nk8s.io/api/core/v1\n", "2 of 4 packages, about 10s left"},
+		{"# k8s.io/api/apps/v1\napps.go:3:2: undefined: x\ngithub.com/go-logr/logr\n", "3 of 4 packages, about 10s left"},
+		{"kubevpn/test/lab/cluster/kube\n", "linking"},
+	}
+	for _, step := range steps {
+		fmt.Fprint(&c, step.output)
+		if c.count > 0 && c.total == 0 {
+			c.begin(4)
+		}
+		if got := c.status(); got != step.status {
+			t.Errorf("after %q: %q, want %q", step.output, got, step.status)
+		}
+	}
+	if got := c.rest(); got != "# k8s.io/api/apps/v1\napps.go:3:2: undefined: x" {
+		t.Errorf("errors: %q", got)
+	}
+}
+
+func TestLongStepOnATerminalShowsItsStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b strings.Builder
+		p := &progress{w: &b, terminal: true}
+		done := p.counted(func() string { return "1 of 2 packages" }, "building x")
+		time.Sleep(1500 * time.Millisecond)
+		done(nil)
+		if want := "building x ...\rbuilding x ... 1s  1 of 2 packages\x1b[K\rbuilding x ... done in 1.5s\x1b[K\n"; b.String() != want {
+			t.Errorf("got %q", b.String())
+		}
+	})
 }
