@@ -83,14 +83,6 @@ func (r *report) ratio(row string, p, to path) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// quotient is how much more of one thing than of another there is by one path.
-func (r *report) quotient(row, to string, p path) string {
-	if !r.has(row, p) || !r.has(to, p) {
-		return "–"
-	}
-	return fmt.Sprintf("%.2f", r.median(row, p)/r.median(to, p))
-}
-
 // tableRow is a row of the tables of speed.
 type tableRow struct{ name, unit, format string }
 
@@ -104,14 +96,6 @@ func tableRows() []tableRow {
 		}
 	}
 	return append(rows, processor...)
-}
-
-// compared are the columns of ratios.
-var compared = []struct{ path, to path }{
-	{upgraded, portForward},
-	{gvisorForward, portForward}, {systemForward, portForward}, {gvisorProxy, portForward}, {systemProxy, portForward},
-	{gvisorProxy, upgraded}, {systemProxy, upgraded}, {gvisorDirect, portForward}, {systemDirect, portForward},
-	{gvisorDirect, kernel}, {systemDirect, kernel},
 }
 
 // render makes the tables.
@@ -128,19 +112,6 @@ func (r *report) render() string {
 		cells := []string{fmt.Sprintf("%s (%s)", row.name, row.unit)}
 		for _, p := range paths {
 			cells = append(cells, r.shown(row.format, row.name, p))
-		}
-		tableLine(&b, cells)
-	}
-	b.WriteString("\nThe same as ratios:\n\n")
-	head = []string{""}
-	for _, c := range compared {
-		head = append(head, fmt.Sprintf("%s / %s", c.path, c.to))
-	}
-	header(&b, head)
-	for _, row := range tableRows() {
-		cells := []string{row.name}
-		for _, c := range compared {
-			cells = append(cells, r.ratio(row.name, c.path, c.to))
 		}
 		tableLine(&b, cells)
 	}
@@ -201,35 +172,46 @@ func (r *report) renderDatagrams() string {
 		}
 		tableLine(b, cells)
 	}
-	for i := 0; i < len(secureMeasurements); i += 2 {
-		two, three := secureMeasurements[i].row, secureMeasurements[i+1].row
-		cells := []string{three + " / " + two}
-		for _, p := range datagramPaths {
-			cells = append(cells, r.quotient(three, two, p))
-		}
-		tableLine(b, cells)
-	}
 	return b.String()
 }
 
-// renderMemory makes the table of memory.
+// renderMemory makes the tables of memory: at rest, and at most while data flows.
 func (r *report) renderMemory(b *strings.Builder) {
+	sides := []struct {
+		name string
+		path path
+	}{{"daemon and helper", laptopSide}, {"traffic manager", managerSide}}
 	b.WriteString("\n")
-	header(b, []string{"resident memory", "daemon and helper", "traffic manager"})
+	header(b, []string{"resident memory", sides[0].name, sides[1].name})
 	row := func(title, name, format string) {
 		tableLine(b, []string{title, r.shown(format, name, laptopSide), r.shown(format, name, managerSide)})
 	}
 	row(restRow, restRow, "%.0f MB")
-	for _, m := range measurements {
-		for _, p := range paths {
-			if m.bulk() && m.flows > 1 && p.ours() {
-				row(memoryRow(m.row, p)+", at most", memoryRow(m.row, p), "%.0f MB")
-			}
-		}
-	}
 	row(fmt.Sprintf("%s, after all of this, within %.0f s", againRow, r.median(againRow, all)), againRow, "%.0f MB")
 	row(gatewayRow, gatewayRow, "%.0f MB")
 	row(idleFlowRow, idleFlowRow, "%.1f kB")
+	b.WriteString("\n")
+	head := []string{"resident memory at most (MB)"}
+	for _, p := range paths {
+		if p.ours() {
+			head = append(head, string(p))
+		}
+	}
+	header(b, head)
+	for _, m := range measurements {
+		if !m.bulk() || m.flows == 1 {
+			continue
+		}
+		for _, side := range sides {
+			cells := []string{m.row + ": " + side.name}
+			for _, p := range paths {
+				if p.ours() {
+					cells = append(cells, r.shown("%.0f", memoryRow(m.row, p), side.path))
+				}
+			}
+			tableLine(b, cells)
+		}
+	}
 }
 
 // header begins a table, line goes on with it.
