@@ -18,8 +18,8 @@ import (
 	"kubevpn/test/lab"
 )
 
-// istioRules are what istio-init 1.22 writes for IPv4 by its defaults (`pilot-agent istio-iptables -p 15001 -z 15006
-// -u 1337 -m REDIRECT -i * -x "" -b * -d 15090,15021,15020`), without what it does to DNS.
+// istioRules are the rules that istio-init 1.22 writes for IPv4 by default (`pilot-agent istio-iptables -p 15001 -z
+// 15006 -u 1337 -m REDIRECT -i * -x "" -b * -d 15090,15021,15020`), except those for DNS.
 const istioRules = `
 *nat
 :ISTIO_INBOUND - [0:0]

@@ -138,7 +138,7 @@ func isolateReachSuite(t *testing.T, w *world) {
 			check{"pod " + pod, page + net.JoinHostPort(pod, "8080")},
 			check{"UDP to " + vip, `[ "$(printf hello | nc -u -w 2 ` + vip + ` 9001)" = hello ]`},
 			check{"ping of the pod " + pod, "ping -n -c 1 -W 10 " + pod},
-			check{"a port of nobody", "curl -sS --max-time 10 http://" + net.JoinHostPort(pod, "4444") + " || [ $? = 7 ]"}, // refused
+			check{"a closed port", "curl -sS --max-time 10 http://" + net.JoinHostPort(pod, "4444") + " || [ $? = 7 ]"}, // refused
 			check{"outside " + outside, page + net.JoinHostPort(outside, "80")},
 			check{"ping of " + outside, "ping -n -c 1 -W 10 " + outside},
 		)

@@ -411,7 +411,7 @@ spec:
 	found := func() []string {
 		written := l.run(t, "find", "/dev/shm", "/etc", "/home", "/root", "/run", "/tmp", "/var", "(", "-path", "/var/lib/kubevpn-lab", "-o", "-path", "/root/go",
 			"-o", "-path", "/root/.cache", "-o", "-name", "go-build*", "-o", "-path", "/run/containerd", "-o", "-path", "/run/netns", ")", "-prune",
-			"-o", "-type", "f", "-newer", stamp, "-print").stdout // it fails if a file disappears meanwhile
+			"-o", "-type", "f", "-newer", stamp, "-print").stdout // it fails if a file disappears during the search
 		commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 		if err != nil {
 			t.Fatal(err)

@@ -29,11 +29,11 @@ type fault struct {
 	state api.FindingState
 	code  api.ExitCode
 	cause string // a regular expression
-	fix   string // likewise
+	fix   string // a regular expression
 }
 
-// diagnose runs `kubevpn doctor` by a command on the laptop. It checks that each fault says what to do, and the exit
-// code.
+// diagnose runs `kubevpn doctor` through a command on the laptop. It checks that each finding of a fault says what to
+// do, and checks the exit code.
 func (l *laptop) diagnose(t *testing.T, command ...string) map[string]api.Finding {
 	t.Helper()
 	r := l.run(t, command...)
@@ -81,7 +81,7 @@ func only(t *testing.T, findings map[string]api.Finding, faults ...fault) {
 	}
 }
 
-// managerStarted waits until the traffic manager is ready, which the suite before may have ended. There may be none.
+// managerStarted waits until the traffic manager, if there is one, is ready. The previous suite may have stopped it.
 func (l *laptop) managerStarted(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, time.Minute, func() error {
@@ -251,14 +251,14 @@ func doctorRights(t *testing.T, w *world, l *laptop) {
 		"you may not .* the traffic manager in the namespace kubevpn: .*create pods/portforward", "(?s)kubevpn install.*--serviceaccount=default:doctor-powerless"})
 	dev := w.newUser(t, lab.Developer)
 	if f := dev.doctor(t); f["manager"].State == api.FindingFailed {
-		t.Errorf("a developer may install a manager in his namespace: %+v", f["manager"])
+		t.Errorf("a developer may install a manager in their namespace: %+v", f["manager"])
 	}
 	if out := dev.must(t, "kubevpn", "doctor"); !strings.Contains(out, "no   give it its rights") {
 		t.Error(out)
 	}
 }
 
-// doctorMachine takes from the laptop what kubevpn needs.
+// doctorMachine removes from the laptop what kubevpn needs.
 func doctorMachine(t *testing.T, l *laptop) {
 	hidden := func(hide string) []string {
 		return []string{"unshare", "-m", "sh", "-c", hide + ` && exec "$0" doctor -o json`, l.program}
@@ -288,7 +288,7 @@ func doctorMachine(t *testing.T, l *laptop) {
 	})
 }
 
-// doctorNetworks gives the laptop networks and another VPN that are in the way.
+// doctorNetworks adds networks and another VPN that conflict with kubevpn.
 func doctorNetworks(t *testing.T, w *world, l *laptop) {
 	t.Run("local_network_overlaps", func(t *testing.T) {
 		pods := w.Config().Families()[0].PodRange(1)
@@ -359,7 +359,8 @@ func doctorNames(t *testing.T, w *world) {
 	write(t, string(good))
 }
 
-// doctorManager has a manager of another version, one without rights, one that does not run, and none.
+// doctorManager checks the findings about a manager of another version, without rights, that does not run, and that
+// does not exist.
 func doctorManager(t *testing.T, w *world, l *laptop) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)

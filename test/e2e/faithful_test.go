@@ -69,7 +69,8 @@ except ConnectionRefusedError:
 			t.Error(r)
 		}
 	})
-	// Half a minute: the mode of kube-proxy cannot change this, and in the system netstack it is two kernels' matter.
+	// This takes half a minute, so it runs once: the mode of kube-proxy cannot change it, and in the system netstack it
+	// depends only on two kernels.
 	if w.Config().ProxyMode == lab.ProxyIPTables && !w.isSystem() {
 		t.Run("answer_arrives_30_s_after_a_half_close", func(t *testing.T) {
 			t.Parallel()

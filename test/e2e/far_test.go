@@ -18,8 +18,8 @@ import (
 	"kubevpn/test/lab"
 )
 
-// farSuite checks that a small message does not wait behind downloads where the cluster is far away. Without a bound of
-// what is in flight it takes nine times as long as alone, so that the check needs no quiet machine.
+// farSuite checks that a small message does not wait behind downloads if the cluster is far away. Without a limit on
+// the data in flight it takes nine times as long as alone, so the check does not need a quiet machine.
 func farSuite(t *testing.T, w *world) {
 	stop, err := w.Stretch(lab.Line{RTT: 60 * time.Millisecond, Rate: 100e6})
 	if err != nil {
@@ -48,13 +48,13 @@ func farSuite(t *testing.T, w *world) {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
-	// Other tests may hold the processors for seconds. Without the bound, no median comes near.
+	// Other tests may use the processors for seconds, so retry. Without the limit, no attempt succeeds.
 	testenv.Eventually(t, time.Minute, func() error {
 		before := moved.Load()
 		beside := medianRoundTrip(t, echo)
 		t.Logf("1 byte there and back: %v alone, %v beside eight downloads", alone, beside)
 		if moved.Load() == before {
-			return errors.New("the downloads stand still")
+			return errors.New("the downloads have stalled")
 		}
 		if beside > 4*alone {
 			return fmt.Errorf("1 byte takes %v there and back beside eight downloads, and %v alone", beside, alone)

@@ -330,7 +330,7 @@ func backpressure(t *testing.T, l *laptop, other *flow, vip string) {
 			}
 		})
 	}
-	// Meanwhile, measure the round trips of another flow and a fast download.
+	// At the same time, measure the round trips of another flow and a fast download.
 	c := l.dial(t, net.JoinHostPort(vip, "9001"))
 	defer c.Close()
 	fast := l.dial(t, net.JoinHostPort(vip, "9003"))
@@ -381,7 +381,7 @@ func backpressure(t *testing.T, l *laptop, other *flow, vip string) {
 	}
 	t.Logf("%d round trips, the slowest %v; %d MiB downloaded in 5 s", trips, worst, downloaded>>20)
 	if trips < 5 || downloaded < 1<<20 {
-		t.Error("slow readers stop others")
+		t.Error("slow readers delay other flows")
 	}
 }
 
@@ -418,7 +418,7 @@ func (l *laptop) connectedAgain(t *testing.T, within time.Duration) time.Duratio
 // newType counts up, so that each query for it is a new one.
 var newType atomic.Int32
 
-// askNew returns a query that nobody has made before, so that kubevpn has not kept its answer.
+// askNew returns a query with a new type, so that kubevpn has not kept an answer to it.
 func askNew(name string) []string {
 	const privateUse = 65280 // types up to 65534: RFC 6895
 	return []string{"dig", "+time=5", "+tries=1", name, fmt.Sprintf("TYPE%d", privateUse+newType.Add(1))}
@@ -444,7 +444,7 @@ func (l *laptop) namesWithoutTunnel(t *testing.T) {
 	l.must(t, "curl", "-sS", "--max-time", "2", "http://www.outside.test/")
 }
 
-// keptAnswer checks that the name of a Service resolves that was looked up before the connection was interrupted.
+// keptAnswer checks that the name of a Service still resolves if it was looked up before the interruption.
 func (l *laptop) keptAnswer(t *testing.T, vip string) {
 	t.Helper()
 	for _, name := range []string{"web.default.svc.cluster.local", "web.default", "web"} {
@@ -456,11 +456,11 @@ func (l *laptop) keptAnswer(t *testing.T, vip string) {
 }
 
 func apiServerKilled(t *testing.T, l *laptop, flows []*flow) {
-	type dialled struct {
+	type dialed struct {
 		conn net.Conn
 		err  error
 	}
-	opened := make(chan dialled, 2)
+	opened := make(chan dialed, 2)
 	address := net.JoinHostPort(l.clusterIP(t, "default", "web"), "9001")
 	if err := l.Kill(t.Context(), "kube-apiserver"); err != nil {
 		t.Fatal(err)
@@ -474,7 +474,7 @@ func apiServerKilled(t *testing.T, l *laptop, flows []*flow) {
 			f.goesOn(t, soon)
 		}
 		if d := <-opened; d.err != nil {
-			t.Errorf("the flow that was opened meanwhile: %v", d.err)
+			t.Errorf("the flow that was opened during the outage: %v", d.err)
 		} else if d.conn != nil {
 			d.conn.Close()
 		}
@@ -482,10 +482,10 @@ func apiServerKilled(t *testing.T, l *laptop, flows []*flow) {
 	}()
 	t.Logf("detected after %v", l.reconnecting(t, soon).Round(time.Millisecond))
 	l.namesWithoutTunnel(t)
-	// A flow that is opened meanwhile waits, like the older flows.
+	// A flow that is opened during the outage waits, like the older flows.
 	go func() {
 		conn, err := dialTimeout(l, address, 40*time.Second)
-		opened <- dialled{conn, err}
+		opened <- dialed{conn, err}
 	}()
 	if conn, err := dialTimeout(l, address, time.Second); err == nil {
 		conn.Close()
@@ -495,7 +495,7 @@ func apiServerKilled(t *testing.T, l *laptop, flows []*flow) {
 	}
 	if len(opened) > 0 {
 		t.Errorf("a flow did not wait: %+v", <-opened)
-		opened <- dialled{}
+		opened <- dialed{}
 	}
 }
 
@@ -520,7 +520,7 @@ func (w *world) ready(t *testing.T) {
 // blackHole silently drops all packets between the laptop and the API server.
 func blackHole(t *testing.T, l *laptop, flows []*flow) {
 	vip := l.clusterIP(t, "default", "web")
-	l.keptAnswer(t, vip) // is asked for, and then kept
+	l.keptAnswer(t, vip) // asks for the name, so that kubevpn keeps the answer
 	heal := l.drop(t, `iifname "laptop"`, `oifname "laptop"`)
 	begin := time.Now()
 	l.keptAnswer(t, vip)

@@ -17,7 +17,7 @@ import (
 	"kubevpn/test/lab"
 )
 
-// maxCommands is how many commands docs/getting-started.md may take to the first answer of a Service.
+// maxCommands is the number of commands after which a Service must answer in docs/getting-started.md.
 const maxCommands = 5
 
 // TestGettingStarted follows "With a release" of docs/getting-started.md on a clean Debian: with the files that
@@ -53,7 +53,7 @@ func TestGettingStarted(t *testing.T) {
 	}
 }
 
-// makeRelease pushes the image into images, makes the release that names it as on host, and returns the version.
+// makeRelease pushes the image into images, makes a release that names the image on host, and returns the version.
 func makeRelease(t *testing.T, images http.Handler, host string) string {
 	t.Helper()
 	here := httptest.NewServer(images)
@@ -85,15 +85,15 @@ func makeRelease(t *testing.T, images http.Handler, host string) string {
 	return release.Version
 }
 
-// cleanMachine is a Debian with nothing but curl and helm, on the network of the lab's laptop. What it mounts, it mounts
-// in a namespace for each command.
+// cleanMachine is a Debian with nothing but curl and helm, on the network of the lab's laptop. Each command mounts its
+// file systems in its own namespace.
 type cleanMachine struct {
 	*world
 	root string
 }
 
-// newCleanMachine makes the machine. In root's home are a kubeconfig and the files that a user downloads from a
-// release's page.
+// newCleanMachine creates the machine. The home of root contains a kubeconfig and the files that a user downloads from
+// the page of a release.
 func newCleanMachine(t *testing.T, w *world, version string) *cleanMachine {
 	t.Helper()
 	m := &cleanMachine{world: w, root: filepath.Join(t.TempDir(), "root")}

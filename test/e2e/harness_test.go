@@ -64,8 +64,8 @@ func run(m *testing.M) int {
 
 	var stop context.CancelFunc
 	interrupted, stop = signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	// What reads the output may end before the labs are down. A signal that is caught, unlike one that is ignored, is
-	// the default one again in the programs that the tests start.
+	// Catch SIGPIPE, because the reader of the output may exit before the labs are down. The programs that the tests
+	// start get the default action for a caught signal, but not for an ignored one.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	unhook := context.AfterFunc(interrupted, func() {
 		removeLabs()
@@ -112,7 +112,7 @@ func removeLabs() {
 	}
 }
 
-// soon is for what takes a second or two, with room for a busy machine. Tests log how long it took.
+// soon is the limit for an operation of a second or two, with room for a busy machine. Tests log how long it took.
 const soon = 20 * time.Second
 
 const (
@@ -124,7 +124,7 @@ const (
 type world struct {
 	*lab.Lab
 	netstack  string // that laptops request; empty: kubevpn chooses
-	transport string // likewise
+	transport string // that laptops request; empty: kubevpn chooses
 }
 
 // in returns the same cluster for laptops that request a netstack.
@@ -474,7 +474,7 @@ func (l *laptop) connect(t *testing.T, args ...string) result {
 	return r
 }
 
-// logFlows logs which flows to cluster DNS the nodes know, because an old one may be in the way of a new one.
+// logFlows logs the nodes' flows to cluster DNS, because an old flow may block a new one.
 func (w *world) logFlows(t *testing.T) {
 	t.Helper()
 	for n := range w.Config().Nodes {
@@ -509,8 +509,8 @@ func (l *laptop) connection(t *testing.T) api.Connection {
 	return s.Connections[0]
 }
 
-// volatile matches what differs between two snapshots of an unchanged machine: counters, ages, device indexes. ip looks
-// through all network namespaces for their names, and complains of one that somebody removes meanwhile.
+// volatile matches the parts that differ between two snapshots of an unchanged machine: counters, ages, device indexes.
+// ip looks up the names of all network namespaces, and complains about one that another program removes at that time.
 var volatile = regexp.MustCompile(`packets \d+ bytes \d+|expires \d+sec|valid_lft \S+|preferred_lft \S+|\[\d+:\d+\]|(?m)^# .*$|` +
 	`^Error: Peer netns reference is invalid\.\n`)
 

@@ -171,7 +171,7 @@ func helmPrevious(t *testing.T, w *world, ann *laptop, program string) {
 	}
 }
 
-// previousVersion is the version that the programs of loadPrevious say they are of.
+// previousVersion is the version that the programs of loadPrevious report.
 const previousVersion = "0.0.9"
 
 // loadPrevious builds the previous revision of the source. It loads the image of its traffic manager into the cluster
@@ -235,7 +235,7 @@ endpoints: [{addresses: [%s], conditions: {ready: true}}]
 ports: [{name: http, port: 8080, protocol: TCP}]
 `
 
-// helmWatchesOne lets the manager watch the namespace default alone. kube-proxy serves the Services of the others.
+// helmWatchesOne lets the manager watch only the namespace default. kube-proxy serves the Services of other namespaces.
 func helmWatchesOne(t *testing.T, r chartRelease, chart string, ann *laptop) {
 	w := r.world
 	w.apply(t, fmt.Sprintf(hiddenService, w.pods(t, "default", "app=web")[0]))
@@ -267,7 +267,7 @@ func helmWatchesOne(t *testing.T, r chartRelease, chart string, ann *laptop) {
 	}
 }
 
-// helmAllowsOne lets laptops reach the namespace default alone, in which somebody may write EndpointSlices.
+// helmAllowsOne lets laptops reach only the namespace default, in which a user may write EndpointSlices.
 func helmAllowsOne(t *testing.T, r chartRelease, chart string, ann *laptop) {
 	w := r.world
 	w.apply(t, fmt.Sprintf(hiddenService, w.pods(t, "default", "app=web")[0]))
@@ -334,7 +334,8 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 	})
 }
 
-// forwardRight lets ann forward ports of pods in the namespace default. bob may use the manager, and not say who he is.
+// forwardRight lets ann forward ports of pods in the namespace default. bob may use the manager, but not tell it who he
+// is.
 const forwardRight = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	// laptopsAtWork is how many laptops use the cluster during the attack, besides those that connect meanwhile.
+	// laptopsAtWork is the number of laptops that use the cluster during the attack. Other laptops connect during it.
 	laptopsAtWork = 9
-	// roundsAtWork is how often each uses it at least.
+	// roundsAtWork is the minimum number of times that each of them uses the cluster.
 	roundsAtWork = 5
 	// maxAttackedMemory is the limit for the traffic manager, and for each agent, in KiB. Idle they use 20 to 60 MiB, and
 	// the manager's container may use 1 GiB. An attack without limits takes more than 700 MiB of each.
@@ -42,8 +42,9 @@ const (
 	managerLabels = "app.kubernetes.io/component=traffic-manager"
 )
 
-// hostilePod lets a pod attack each port of the traffic manager, of an intercepted workload and of Services that lead to
-// both, and then a user the port of sessions, while laptops work and connect. Neither they nor the kubelet may notice.
+// hostilePod lets a pod attack each port of the traffic manager, of an intercepted workload and of Services that lead
+// to both. Then a user attacks the port of sessions. Neither the laptops, which work and connect during the attacks,
+// nor the kubelet may notice.
 func hostilePod(t *testing.T, w *world) {
 	w.loadHostile(t)
 	s := w.newShop(t, "hostile-pod", "privileged")
@@ -85,7 +86,7 @@ func hostilePod(t *testing.T, w *world) {
 	t.Run("traffic_manager_and_agents_notice_nothing", victims.check)
 }
 
-// worker is a laptop that uses the cluster by a proxy of its own, so that many fit on one machine.
+// worker is a laptop that uses the cluster through its own proxy, so that many fit on one machine.
 type worker struct {
 	*attempt
 	http *http.Client
@@ -187,7 +188,8 @@ func startWork(t *testing.T, w *world) *workday {
 	return d
 }
 
-// work uses the cluster until ctx ends, but roundsAtWork times at least. The machine is to be busy, not overloaded.
+// work uses the cluster until ctx ends, but at least roundsAtWork times. Its pauses keep the machine from being
+// overloaded.
 func (o *worker) work(ctx context.Context, addresses []string) error {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -200,7 +202,7 @@ func (o *worker) work(ctx context.Context, addresses []string) error {
 	return nil
 }
 
-// end ends the work, in which no request may have failed.
+// end ends the work, and fails the test if any request failed.
 func (d *workday) end(t *testing.T) {
 	d.stop()
 	for i, one := range d.workers {
@@ -268,8 +270,8 @@ spec:
 	return a
 }
 
-// listening returns the addresses and ports at which other pods reach a pod: those on which it does not listen on its
-// loopback interface alone.
+// listening returns the addresses and ports at which other pods reach a pod. It leaves out listeners that use only the
+// loopback interface.
 func (w *world) listening(t *testing.T, namespace, selector string) []string {
 	t.Helper()
 	network := fmt.Sprintf("--net=/proc/%d/ns/net", w.podProcess(t, namespace, selector))
@@ -305,7 +307,7 @@ func (a *attack) wait(t *testing.T, s *shop) {
 	t.Logf("the attack was complete after another %v", time.Since(began).Round(time.Second))
 }
 
-// end ends the attack, and checks that it was one.
+// end ends the attack, and checks that it reached each port by each method.
 func (a *attack) end(t *testing.T, s *shop) {
 	if err := syscall.Kill(s.podProcess(t, attackNamespace, "app=attacker"), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -329,7 +331,7 @@ func (a *attack) end(t *testing.T, s *shop) {
 	}
 }
 
-// victims are the processes and pods that are attacked.
+// victims are the processes and pods under attack.
 type victims struct {
 	shop      *shop
 	processes map[string]int // the traffic manager and the agents
@@ -348,7 +350,7 @@ func watchVictims(t *testing.T, s *shop) *victims {
 		t.Fatalf("got the processes %v, want the traffic manager and two agents", v.processes)
 	}
 	for _, pid := range v.processes {
-		// The peak is forgotten (proc(5), clear_refs).
+		// Reset the peak (proc(5), clear_refs).
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -393,7 +395,7 @@ func (v *victims) check(t *testing.T) {
 	}
 }
 
-// flood does what a user may do to the port of sessions, through pods/portforward: it abandons more sessions than the
+// flood attacks the port of sessions as a user can, through pods/portforward: it abandons more sessions than the
 // traffic manager keeps, and then opens as many conns as handshakes may last at once.
 func (v *victims) flood(t *testing.T) {
 	t.Helper()

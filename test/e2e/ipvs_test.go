@@ -21,7 +21,8 @@ import (
 
 // TestIPVS runs suites with kube-proxy in IPVS mode, on nodes whose kernel supports it.
 func TestIPVS(t *testing.T) {
-	// Without what kube-proxy's mode has no part in. Of the system netstack, faithful sees the masqueraded packets.
+	// Leave out suites that do not depend on the mode of kube-proxy. For the system netstack, faithful sees the
+	// masqueraded packets.
 	system := slices.DeleteFunc(slices.Concat(everywhere, whole), func(s suite) bool {
 		return s.name == "connect" || s.name == "laptops"
 	})
@@ -386,8 +387,9 @@ func bridgeSuite(t *testing.T, w *world) {
 	})
 }
 
-// leaveIPVS is an administrator who begins to leave IPVS: the ConfigMap states the new mode, and node 2 has it. It is
-// iptables, because the guests' kernel has no nftables for IPv4. Both kube-proxies tell other machines their mode.
+// leaveIPVS begins to leave IPVS as an administrator does: the ConfigMap states the new mode, and node 2 uses it. The
+// new mode is iptables, because the guests' kernel has no nftables for IPv4. Both kube-proxies report their mode to
+// other machines.
 func (w *world) leaveIPVS(t *testing.T) {
 	t.Helper()
 	conf := w.kubectl(t, "-n", "kube-system", "get", "configmap", "kube-proxy", "-o", `jsonpath={.data.config\.conf}`)
@@ -417,8 +419,8 @@ func (w *world) leaveIPVS(t *testing.T) {
 	w.node(t, "node2", "ipvsadm -C; ip link del kube-ipvs0")
 }
 
-// mixedSuite checks that the mode of the traffic manager's node decides, by what packets meet there, and that doctor
-// names the modes of both nodes.
+// mixedSuite checks that the mode of the traffic manager's node decides, because packets meet that mode, and that
+// doctor names the modes of both nodes.
 func mixedSuite(t *testing.T, w *world) {
 	w.leaveIPVS(t)
 	l := w.newLaptop(t, lab.Admin)

@@ -72,7 +72,7 @@ func (b *bastion) write(t *testing.T, name, text string) {
 	}
 }
 
-// knows makes a key, or none, the known one of the bastion.
+// knows makes a key the known host key of the bastion. If key is empty, no key is known.
 func (b *bastion) knows(t *testing.T, key string) {
 	t.Helper()
 	line := ""
@@ -166,7 +166,7 @@ func (w *world) blockAPI(t *testing.T) {
 		w.Config().APIServer(f), lab.APIPort))
 }
 
-// noCat is what `kubevpn env` says of the lab's image. Only an exec that reached the node knows that.
+// noCat is the message of `kubevpn env` about the lab's image. Only an exec that reached the node can return it.
 const noCat = `"cat": executable file not found`
 
 // jumpSuite reaches the API server only through a bastion: OpenSSH's ssh and sshd.

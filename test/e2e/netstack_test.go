@@ -50,7 +50,7 @@ func autoSuite(t *testing.T, w *world) {
 		connected(t, "gvisor", reason)
 	})
 	t.Run("system_is_rejected_where_not_admitted", func(t *testing.T) {
-		// kubevpn must not relabel a namespace of the user's own.
+		// kubevpn must not relabel a namespace that the user owns.
 		w.apply(t, `
 apiVersion: v1
 kind: Namespace

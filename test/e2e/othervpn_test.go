@@ -167,7 +167,7 @@ func otherVPNSuite(t *testing.T, w *world) {
 	t.Run("split_dns", func(t *testing.T) { otherVPNSplits(t, w) })
 }
 
-// otherVPNTakesAll has a VPN that takes all traffic and the resolver.
+// otherVPNTakesAll uses a VPN that takes all traffic and the resolver.
 func otherVPNTakesAll(t *testing.T, w *world) {
 	l, dir := w.furnish(t)
 	v := l.newOtherVPN(t)
@@ -216,7 +216,7 @@ func otherVPNTakesAll(t *testing.T, w *world) {
 	}
 }
 
-// otherVPNSplits has a VPN with a nameserver for its own names, as OpenVPN configures systemd-resolved.
+// otherVPNSplits uses a VPN with a nameserver for its own names, as OpenVPN configures systemd-resolved.
 func otherVPNSplits(t *testing.T, w *world) {
 	s := w.startSystemd(t)
 	v := s.newOtherVPN(t)

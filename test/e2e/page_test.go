@@ -108,7 +108,7 @@ func pageRequests(t *testing.T, l *laptop, b *browser.Tab, s *shop) {
 	b.Shows("No workload is intercepted")
 }
 
-// forwardLoopback makes a loopback address of the laptop one of this machine, where the browser runs.
+// forwardLoopback forwards a loopback address of this machine, where the browser runs, to the laptop.
 func (l *laptop) forwardLoopback(t *testing.T, address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", address)
@@ -133,7 +133,7 @@ func (l *laptop) forwardLoopback(t *testing.T, address string) {
 					defer to.Close()
 					_, _ = io.Copy(to, conn) // an error is the end of the browser's conn
 				}()
-				_, _ = io.Copy(conn, to) // likewise, of the page's
+				_, _ = io.Copy(conn, to) // an error is the end of the page's conn
 			}()
 		}
 	}()

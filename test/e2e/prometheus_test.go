@@ -67,7 +67,7 @@ func prometheusAnswers(t *testing.T, r chartRelease, chart string) {
 	if err := json.Unmarshal([]byte(text), &dashboard); err != nil {
 		t.Fatal(err)
 	}
-	// What Grafana puts in, for a scrape each second.
+	// The variables as Grafana sets them for a scrape each second.
 	variables := strings.NewReplacer("$namespace", "e2e-helm", "$__rate_interval", "4s")
 	queries := 0
 	for _, panel := range dashboard.Panels {
@@ -93,8 +93,8 @@ func prometheusAnswers(t *testing.T, r chartRelease, chart string) {
 	t.Logf("%d queries are answered", queries)
 }
 
-// scrapeConfig returns what the Prometheus Operator makes of the chart's ServiceMonitor, with a scrape each second. The
-// targets are in it, because Debian's Prometheus is built without discovery in Kubernetes.
+// scrapeConfig returns the configuration that the Prometheus Operator makes of the chart's ServiceMonitor, with a
+// scrape each second. It lists the targets, because Debian's Prometheus is built without discovery in Kubernetes.
 func scrapeConfig(t *testing.T, r chartRelease, chart string) []byte {
 	t.Helper()
 	out, err := r.helm(t, "template", "vpn", chart, "--show-only", "templates/metrics.yaml", "--set",

@@ -473,7 +473,7 @@ func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 	l.proxy(t, s, "--port", "9999:8080")
 	for _, ip := range names {
 		if _, err := v.ask(http.MethodGet, "http://"+ip+":8080/", nil); err == nil || !strings.Contains(err.Error(), "502") || !strings.Contains(err.Error(), "refused") {
-			t.Errorf("nobody listens on the laptop: %v", err)
+			t.Errorf("nothing listens on the laptop: %v", err)
 		}
 	}
 	testenv.Eventually(t, soon, func() error {

@@ -16,13 +16,13 @@ import (
 	"kubevpn/test/lab"
 )
 
-// The commands of the README that this suite does not run, and the tests that do.
+// The commands of the README that this suite does not run, and the tests that run them.
 var runElsewhere = map[string]string{
-	"make demo":      "TestREADMEDemo",
-	"make demo-down": "TestREADMEDemo",
+	"make demo":      "TestREADMEDemoShowsThePage",
+	"make demo-down": "TestREADMEDemoShowsThePage",
 	"make build":     "make image and make install need it",
 	"make test":      "this is it",
-	"make bench":     "it takes minutes, and judges nothing",
+	"make bench":     "it takes minutes, and has no pass criteria",
 }
 
 // readmeSuite runs the commands of README.md's shell blocks in order: make on this machine, the others on the laptop. A
@@ -128,8 +128,8 @@ func moduleRoot(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// TestREADMEDemo runs the two commands at the beginning of the README.
-func TestREADMEDemo(t *testing.T) {
+// TestREADMEDemoShowsThePage runs the two commands at the beginning of the README.
+func TestREADMEDemoShowsThePage(t *testing.T) {
 	if only := os.Getenv(suiteVariable); only != "" {
 		t.Skipf("only the suite %s is selected", only)
 	}

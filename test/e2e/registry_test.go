@@ -75,13 +75,13 @@ func (r *privateRegistry) note(user string, req *http.Request) {
 	}
 }
 
-// wantPull fails the test unless somebody has asked for an image of the repository as the user.
+// wantPull fails the test unless a client has requested an image of the repository as the user.
 func (r *privateRegistry) wantPull(t *testing.T, user, repository string) {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !slices.Contains(r.pulled, user+" "+repository) {
-		t.Errorf("nobody asked for %s as %s: %q", repository, user, r.pulled)
+		t.Errorf("no request for %s as %s: %q", repository, user, r.pulled)
 	}
 }
 

@@ -68,7 +68,7 @@ func (l *laptop) follow(t *testing.T, s *shop, pods int, args ...string) *follow
 	return f
 }
 
-// wait returns the first exchange that is so, as it comes or came.
+// wait returns the first exchange for which so returns true. It may be an earlier one.
 func (f *follower) wait(what string, so func(*api.Exchange) bool) *api.Exchange {
 	f.t.Helper()
 	timeout := time.After(time.Minute)
@@ -105,7 +105,7 @@ func (f *follower) stop() {
 	}
 }
 
-// proxyRecorded checks that the owner of an intercept sees its requests, of every kind, and those of nobody else.
+// proxyRecorded checks that the owner of an intercept sees its requests, of every kind, and no others.
 func proxyRecorded(t *testing.T, l *laptop, s *shop, v *visitor) {
 	l.proxy(t, s, "--headers", mine+"="+me)
 	defer l.leave(t, s)

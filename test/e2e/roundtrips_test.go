@@ -10,11 +10,11 @@ import (
 	"kubevpn/test/lab"
 )
 
-// maxRoundTrips is what a connect may take: 9, and what a busy machine adds to the measurement.
+// maxRoundTrips is the limit for a connect: 9 round trips, and a margin for a busy machine.
 const maxRoundTrips = 12
 
-// roundTripsSuite counts the round trips of a connect: by how much the connect takes longer if the cluster is farther
-// away. What the machine itself takes is in both measurements.
+// roundTripsSuite counts the round trips of a connect. It compares how long connects to a near and to a far cluster
+// take. Both measurements contain the time that the machine itself needs.
 func roundTripsSuite(t *testing.T, w *world) {
 	l := w.newLaptop(t, lab.Admin)
 	l.connect(t) // installs the manager, or a gateway
@@ -26,7 +26,7 @@ func roundTripsSuite(t *testing.T, w *world) {
 	}
 }
 
-// fastestConnect returns what the fastest of three connects takes over a line: other work on the machine only adds.
+// fastestConnect returns the time of the fastest of three connects over a line, because other load only adds time.
 func fastestConnect(t *testing.T, l *laptop, roundTrip time.Duration) time.Duration {
 	t.Helper()
 	l.must(t, "kubevpn", "disconnect", "--all")

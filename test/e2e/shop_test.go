@@ -233,7 +233,7 @@ func (v *visitor) ask(method, url string, body io.Reader, header ...string) (ans
 	return a, json.Unmarshal(text, &a)
 }
 
-// want checks who answers a GET. "a pod" stands for anybody but a laptop.
+// want checks who answers a GET. "a pod" stands for any program that is not on a laptop.
 func (v *visitor) want(url, want string, header ...string) error {
 	a, err := v.ask(http.MethodGet, url, nil, header...)
 	if err != nil {

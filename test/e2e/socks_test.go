@@ -33,8 +33,8 @@ assert answer.startswith(header + b"\x12\x34"), answer
 print(socket.inet_ntoa(answer[-4:]))
 `
 
-// socksSuite checks that a user without sudo and without /dev/net/tun reaches the cluster through the proxy, that nobody
-// else does, and that nothing on the laptop changes.
+// socksSuite checks that a user without sudo and without /dev/net/tun reaches the cluster through the proxy, that other
+// users do not, and that nothing on the laptop changes.
 func socksSuite(t *testing.T, w *world) {
 	root := w.newLaptop(t, lab.Admin)
 	before := root.snapshot(t)

@@ -287,11 +287,12 @@ func userSuite(t *testing.T, w *world) {
 	t.Run("two_users_connect_at_once", func(t *testing.T) { twoUsers(t, w, root, before) })
 }
 
-// byService connects as a user whom sudo refuses, by a socket such as systemd's for the service, in a /run of its own.
+// byService connects as a user without sudo rights, through a socket like that of the systemd service, in a separate
+// /run.
 func byService(t *testing.T, w *world, root *laptop, before string) {
 	testenv.NeedPrograms(t, "systemd-socket-activate", "unshare", "nsenter")
 	l := w.laptopOf(t, ben)
-	// The socket and the policy are this listener's and its clients' alone.
+	// Only this listener and its clients see the socket and the policy.
 	listener := root.command(t.Context(), t, "unshare", "--mount", "sh", "-c", "mount -t tmpfs -o mode=755 tmpfs /run && "+
 		"mkdir /run/upper /run/work && cp -L /etc/resolv.conf /run/resolv.conf && "+
 		"mount -t overlay etc -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work /etc && "+
@@ -329,7 +330,7 @@ func byService(t *testing.T, w *world, root *laptop, before string) {
 	}
 	l.living(t)
 	if got := l.must(t, "kubevpn", "status", "-o", "jsonpath={.helper}"); got != "service" {
-		t.Errorf("the helper is of %q", got)
+		t.Errorf("the helper was started by %q", got)
 	}
 	l.must(t, "kubevpn", "quit")
 	root.sameAs(t, before)
@@ -347,7 +348,8 @@ func twoUsers(t *testing.T, w *world, root *laptop, before string) {
 	if r.code != int(api.ExitOverlap) || !strings.Contains(r.stderr, device) {
 		t.Errorf("the same networks: want exit %d and %s: %v", api.ExitOverlap, device, r)
 	}
-	// Meanwhile the manager leased the second laptop an address of another inner network, and root had a route to it.
+	// During the connect the manager leased the second laptop an address of another inner network, and root had a route
+	// to it.
 	root.soonAs(t, one)
 
 	args := []string{"kubevpn", "connect", "--extra-cidr", w.Config().Families()[0].Outside.String() + "/32"}
@@ -393,7 +395,7 @@ func (l *laptop) closedToOthers(t *testing.T, other person) {
 		t.Fatal(err)
 	}
 	if owner := info.Sys().(*syscall.Stat_t).Uid; info.Mode().Perm() != 0o700 || owner != l.uid {
-		t.Errorf("%s has mode %v and is user %d's", dir, info.Mode().Perm(), owner)
+		t.Errorf("%s has mode %v and belongs to user %d", dir, info.Mode().Perm(), owner)
 	}
 	ask := func(uid uint32) result {
 		t.Helper()

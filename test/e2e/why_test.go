@@ -17,7 +17,7 @@ import (
 	"kubevpn/test/lab"
 )
 
-// whyServices are Services of the shop's namespace with a cause each.
+// whyServices are Services of the shop's namespace that each have one cause.
 const whyServices = `
 apiVersion: v1
 kind: Service
@@ -272,7 +272,7 @@ spec: {podSelector: {matchLabels: {app: shop}}, policyTypes: [Ingress], ingress:
 	y.finds(t, api.ExitNetworkPolicy, "NetworkPolicy guard blocks connections from the traffic manager's pod", y.url)
 }
 
-// rights checks that what a user may not read is unknown, and no guess.
+// rights checks that facts that the user may not read are reported as unknown.
 func (y *why) rights(t *testing.T) {
 	y.apply(t, `
 apiVersion: rbac.authorization.k8s.io/v1
@@ -367,7 +367,7 @@ spec: {podSelector: {}, policyTypes: [Egress], egress: [{ports: [{port: 53, prot
 	})
 }
 
-// otherVPN has another VPN beside kubevpn, which then takes a route, and then the names.
+// otherVPN runs another VPN beside kubevpn. The VPN first takes a route, and then the names.
 func (y *why) otherVPN(t *testing.T) {
 	v := y.newOtherVPN(t)
 	vip := y.clusterIP(t, y.shop.namespace, "shop")

@@ -96,7 +96,7 @@ metadata: {name: front, namespace: cases}
 spec: {selector: {app: cases}, ports: [{port: 80, targetPort: web}]}
 `
 
-// otherPod is a pod to which the Services send too. No node has it, so that it answers nobody.
+// otherPod is a pod to which the Services send too. It is on no node, so it answers no client.
 const otherPod = `
 apiVersion: v1
 kind: Pod
@@ -104,7 +104,7 @@ metadata: {name: theirs, namespace: cases, labels: {app: cases}}
 spec: {nodeSelector: {no: node}, containers: [{name: app, image: none}]}
 `
 
-// cases are the conditions of the subtests: a client in the cluster, and the name of who should answer it.
+// cases are the conditions of the subtests: a client in the cluster, and the name of the program that should answer it.
 type cases struct {
 	*shop
 	v      *visitor
@@ -114,8 +114,8 @@ type cases struct {
 	header []string // of each request; nil: they are not for the laptop
 }
 
-// worldCases takes one intercept with a match, and checks for requests that have the header, and for those that do not,
-// that nothing tells the agent from the server.
+// worldCases starts one intercept with a match. It checks, for requests with and without the header, that clients
+// cannot distinguish the agent from the server.
 func worldCases(t *testing.T, l *laptop) {
 	l.apply(t, strings.ReplaceAll(casesManifest, "APP_IMAGE", appRef))
 	s := &shop{l.world, "cases", "deployment/cases"}
@@ -140,7 +140,7 @@ func worldCases(t *testing.T, l *laptop) {
 	c.changed(t, l)
 }
 
-// changed takes what changes the pods: a clone, sidecars, and the native sidecar.
+// changed tests operations that change the pods: a clone, sidecars, and the native sidecar.
 func (c cases) changed(t *testing.T, l *laptop) {
 	s := c.shop
 	t.Run("a_clone_has_its_native_sidecar", func(t *testing.T) {
@@ -206,7 +206,7 @@ func (c cases) all(t *testing.T) {
 	t.Run("a_native_sidecar_is_in_front", c.front)
 }
 
-// severalKubeconfigs has KUBECONFIG as lists, of paths below the current directory.
+// severalKubeconfigs sets KUBECONFIG to lists of paths below the current directory.
 func severalKubeconfigs(t *testing.T, l *laptop) {
 	text, err := os.ReadFile(l.kubeconfig)
 	if err != nil {
@@ -238,7 +238,7 @@ func (c cases) dial(t *testing.T, port string) net.Conn {
 	return conn
 }
 
-// bytes says what clients and servers say that a proxy could misunderstand. Each answer must come as it is.
+// bytes sends requests and answers that a proxy could misunderstand. Each answer must arrive unchanged.
 func (c cases) bytes(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\nx-name: NAME\r\n"
 	for name, tt := range map[string]struct {
@@ -296,7 +296,7 @@ func (c cases) bytes(t *testing.T) {
 	}
 }
 
-// speaksFirst is the pod's in both cases: what is not HTTP has no header.
+// speaksFirst expects the pod to answer in both cases, because only HTTP has headers.
 func (c cases) speaksFirst(t *testing.T) {
 	conn := c.dial(t, "9004")
 	r := bufio.NewReader(conn)
@@ -337,7 +337,7 @@ func (c cases) halfCloses(t *testing.T) {
 
 func (c cases) chunkedGet(t *testing.T) {
 	query := `{"docs": [{"_id": "foo"}]}`
-	body := struct{ io.Reader }{strings.NewReader(query)} // whose length net/http does not know
+	body := struct{ io.Reader }{strings.NewReader(query)} // net/http does not know its length
 	a, err := c.v.ask(http.MethodGet, "http://"+c.ip+"/_mget", body, c.header...)
 	sum := sha256.Sum256([]byte(query))
 	if err != nil || a.Name != c.want || a.Body.SHA256 != hex.EncodeToString(sum[:]) {
@@ -456,7 +456,7 @@ func (c cases) longStatus(t *testing.T) {
 	}
 }
 
-// endsFirst has a server that ends calls whose clients have more to say.
+// endsFirst checks calls that the server ends while clients have more to send.
 func (c cases) endsFirst(t *testing.T) {
 	client, ctx := c.calls(t)
 	for n := range 50 {
@@ -478,7 +478,7 @@ func (c cases) endsFirst(t *testing.T) {
 	}
 }
 
-// ports asks at each port of a Service that leads to the intercepted one.
+// ports sends a request to each port of a Service that leads to the intercepted port.
 func (c cases) ports() error {
 	var errs []error
 	for _, address := range []string{c.ip + ":80", c.ip + ":81", c.other + ":80"} {

@@ -106,7 +106,7 @@ func (v *visitor) application(t *testing.T, url string, header ...string) {
 	})
 }
 
-// worldChanges has Services whose requests no sidecar gets, rollouts that stop, and colleagues who change what an
+// worldChanges tests Services whose requests no sidecar gets, rollouts that stop, and changes by others to what an
 // intercept needs.
 func worldChanges(t *testing.T, l *laptop) {
 	l.finally(t, "kubevpn", "leave", "--all") // those that have failed
@@ -218,7 +218,7 @@ func changesTargetPort(t *testing.T, l *laptop) {
 	}
 }
 
-// changesAdmission has a policy that refuses the change of the template.
+// changesAdmission uses a policy that rejects the change of the template.
 func changesAdmission(t *testing.T, l *laptop) {
 	s := l.changed(t, "policed", "restricted", "Deployment", "", map[string]string{"app": "sessionAffinity: None"})
 	s.apply(t, `
@@ -254,7 +254,7 @@ spec: {policyName: policed, validationActions: [Deny], matchResources: {namespac
 	}
 }
 
-// changesBroken has an application that no longer starts: its volume is gone since it did.
+// changesBroken uses an application that no longer starts, because its volume was deleted after the start.
 func changesBroken(t *testing.T, l *laptop) {
 	s := l.changed(t, "broken", "restricted", "Deployment", "", map[string]string{"app": "sessionAffinity: None"})
 	s.kubectl(t, "-n", s.namespace, "create", "configmap", "config", "--from-literal=a=b")
@@ -270,7 +270,7 @@ func changesBroken(t *testing.T, l *laptop) {
 	}
 }
 
-// changesWaits has a StatefulSet that replaces no pod, because one is not ready.
+// changesWaits uses a StatefulSet that replaces no pod, because one pod is not ready.
 func changesWaits(t *testing.T, l *laptop) {
 	s := l.changed(t, "waits", "restricted", "StatefulSet", "serviceName: app", map[string]string{"app": "sessionAffinity: None"})
 	s.kubectl(t, "-n", s.namespace, "patch", s.workload, "-p",

@@ -135,7 +135,8 @@ func resolvers(t *testing.T) map[string][]string {
 	return map[string][]string{"glibc": {"getent", "ahostsv4"}, "Go": {byGo}, "musl": {byMusl}}
 }
 
-// checkNames resolves names with each of the programs, which within starts, and compares the addresses. "" is a failure.
+// checkNames resolves names with each of the programs, which within starts, and compares the addresses. An empty
+// address means that the program fails.
 func (l *laptop) checkNames(t *testing.T, within []string, programs map[string][]string, want map[string]string) {
 	t.Helper()
 	var runs sync.WaitGroup
@@ -172,7 +173,8 @@ func worldShortNames(t *testing.T, l *laptop, programs map[string][]string) {
 	}
 }
 
-// worldNameTable takes the rows of the table of names in docs/connect.md, on this machine and in a container behind it.
+// worldNameTable checks the rows of the table of names in docs/connect.md, on this machine and in a container behind
+// it.
 func worldNameTable(t *testing.T, w *world, l *laptop, programs map[string][]string) {
 	a, web := l.clusterIP(t, "names-a", "db"), l.clusterIP(t, "default", "web")
 	outside := l.must(t, "dig", "+short", "www.outside.test")
@@ -202,8 +204,8 @@ func worldNameTable(t *testing.T, w *world, l *laptop, programs map[string][]str
 	}
 }
 
-// worldBehind reaches a host that only nodes and pods reach, by the names of Services, and not one of the laptop's own
-// network.
+// worldBehind checks that names of Services lead to a host that only nodes and pods reach, but not to a host of the
+// laptop's own network.
 func worldBehind(t *testing.T, l *laptop, gateway string) {
 	for _, name := range []string{"alias", "chain", "by-hand", "first.by-hand", "virtual"} {
 		url := "http://" + name + ".names-a.svc/"

@@ -67,7 +67,7 @@ func worldPlaces(t *testing.T, l *laptop, s *shop) {
 	}
 }
 
-// governedManifest has policies that demand a label, an annotation and limits of everything, and a workload that
+// governedManifest has policies that require a label, an annotation and limits on every object, and a workload that
 // complies.
 const governedManifest = `
 apiVersion: v1
@@ -148,7 +148,8 @@ metadata: {name: web, namespace: governed, labels: {team: shop}, annotations: {e
 spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}
 `
 
-// worldGoverned installs, intercepts and clones where policies, a quota and a LimitRange demand something of each object.
+// worldGoverned installs, intercepts and clones where policies, a quota and a LimitRange set requirements for each
+// object.
 func worldGoverned(t *testing.T, l *laptop) {
 	l.apply(t, strings.ReplaceAll(governedManifest, "APP_IMAGE", appRef))
 	s := &shop{l.world, "governed", "deployment/web"}

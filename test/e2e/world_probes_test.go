@@ -344,7 +344,7 @@ func (s *probedShop) within(t *testing.T, l *laptop) {
 		t.Fatal(err)
 	}
 	r := l.proxy(t, s.shop, "-c", "app", "--port", "8080")
-	// In the other pod, the application has a user of its own.
+	// In the other pod, the application runs as another user.
 	if warns := strings.Contains(r.stderr+r.stdout, "livenessProbe of container app"); warns != (s.name == "front-lo") {
 		t.Errorf("warns of the command of a probe: %v\n%s%s", warns, r.stdout, r.stderr)
 	}
@@ -359,7 +359,7 @@ func (s *probedShop) within(t *testing.T, l *laptop) {
 	if why.code != 0 || !strings.Contains(why.stdout, "sends it to this machine") {
 		t.Error(why)
 	}
-	l.proxy(t, s.shop, "-c", "app", "--port", "7001:8080") // nobody listens
+	l.proxy(t, s.shop, "-c", "app", "--port", "7001:8080") // nothing listens
 	if err := ask("laptop"); err == nil || !strings.Contains(err.Error(), "502") {
 		t.Errorf("without a program: %v", err)
 	}

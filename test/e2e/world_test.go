@@ -20,8 +20,8 @@ import (
 	"kubevpn/test/lab"
 )
 
-// worldManifest has workloads as other people have them: one that allows many streams and answers odd requests, and
-// ones in a namespace that admits no ephemeral container and has a quota.
+// worldManifest has workloads as users have them: one that allows many streams and answers odd requests, and others in
+// a namespace that admits no ephemeral container and has a quota.
 const worldManifest = `
 apiVersion: v1
 kind: Namespace
@@ -85,8 +85,8 @@ metadata: {name: web, namespace: tight}
 spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}
 `
 
-// worldSuite takes the workloads of other people: an intercept is not noticed by requests that are not for it, and what
-// cannot happen is said soon.
+// worldSuite uses workloads as users have them. It checks that an intercept does not affect requests that do not match,
+// and that kubevpn soon reports what cannot work.
 func worldSuite(t *testing.T, w *world) {
 	w.loadApp(t)
 	w.apply(t, strings.NewReplacer("APP_IMAGE", appRef, " &tight", "").Replace(worldManifest))
@@ -249,8 +249,8 @@ func worldRollouts(t *testing.T, l *laptop, s *shop) {
 	})
 }
 
-// worldInPod is a developer whose machine is a pod: it has a service account and no kubeconfig, and kubevpn's commands
-// work as they do beside a kubeconfig. Its namespace is that of the pod.
+// worldInPod checks the commands of kubevpn on a machine that is a pod. It has a service account and no kubeconfig. Its
+// namespace is that of the pod.
 func worldInPod(t *testing.T, w *world) {
 	path, err := filepath.Abs(bin)
 	if err != nil {

@@ -1,32 +1,32 @@
-// App is an application as people have them, for the suites about intercepts: it runs in the cluster's pods and on the
-// laptop, and each answer says which of them gave it.
+// App is the sample application of the suites about intercepts. It runs in the cluster's pods and on the laptop, and
+// each answer names the instance that gave it.
 //
 //	8080/tcp  HTTP/1.1, and HTTP/2 without TLS (prior knowledge, and by upgrade)
 //	          /          JSON: {"name", "remote", "method", "path", "proto", "header", "body"}: body is its length and SHA-256
 //	          /events    server-sent events: N of them (?n=), one every 100 ms
 //	          /ws        WebSocket: "NAME" first, then an echo
 //	          /via       forwards the request to the URL ?to=, without the header ?drop=; without one, it keeps connections
-//	          /price     JSON: {"total", "at", "items": [{"id", "name"}]}: at and id vary, total is what -price says
+//	          /price     JSON: {"total", "at", "items": [{"id", "name"}]}: at and id vary, total is the value of -price
 //	          /download  ?bytes=N zeros, with their SHA-256 in a trailer
-//	          /hold      a head, and then nothing until the client goes
+//	          /hold      sends a head, and then nothing until the client disconnects
 //	          /login     200; /moved redirects to it
-//	          /seen      how many requests came, by their User-Agent's first word
-//	          /deafen    9001/tcp no longer listens
-//	          /unchanged 304, with the length of what has not changed
-//	9002/tcp  HTTP/1.1 by hand: each head is answered with itself
-//	9005/tcp  HTTP/1.1 by hand: each head is answered with the text in X-Say, without escapes and with NAME replaced;
-//	          then the connection is an echo if that begins a tunnel, and ends if it is of HTTP/1.0, says close or has
-//	          no 200 bytes
-//	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
-//	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
-//	9443/tcp  the same by TLS, if it was given a certificate
+//	          /seen      the number of requests, by the first word of User-Agent
+//	          /deafen    closes the listener of 9001/tcp
+//	          /unchanged 304, with the Content-Length of the unchanged content
+//	9002/tcp  HTTP/1.1 by hand: answers each head with that head
+//	9005/tcp  HTTP/1.1 by hand: answers each head with the text in X-Say, unescaped and with NAME replaced. Then
+//	          echoes if the text begins a tunnel, and closes the connection if the text is HTTP/1.0, says close or has
+//	          a Content-Length that begins with 200
+//	8443/tcp  the same over TLS, with HTTP/2 if the client asks for it; only with a certificate
+//	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" contains the name
+//	9443/tcp  the same over TLS; only with a certificate
 //	9004/tcp  speaks first: "220 NAME\n", then echoes lines
 //	9001/tcp  raw echo, after "NAME\n" as the answer to the first byte
 //	9001/udp  answers each datagram with "NAME: " and the datagram
 //	5300/udp  DNS: every question is answered with the TXT record "NAME"
 //
-// With -http PORT it serves only HTTP, there. With -mesh it is a service mesh's proxy instead, as Istio's is to
-// packets: connections that are redirected to 15006 go on to where they were for, from 127.0.0.6.
+// With -http PORT it serves only HTTP, on that port. With -mesh it acts as the proxy of a service mesh, as Istio's: it
+// forwards connections that were redirected to 15006 to their original destination, from 127.0.0.6.
 package main
 
 import (
@@ -249,7 +249,7 @@ func (a *app) handler() http.Handler {
 	})
 }
 
-// described is what / answers.
+// described is the JSON answer of /.
 type described struct {
 	Name   string      `json:"name"`
 	Remote string      `json:"remote"`
@@ -307,7 +307,7 @@ func (a *app) via(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// file answers with a file of its own file system, and with when the program began.
+// file answers with a file of its own file system, and with the start time of the program.
 func (a *app) file(w http.ResponseWriter, r *http.Request) {
 	text, err := os.ReadFile(r.URL.Query().Get("path"))
 	if err != nil {
@@ -388,8 +388,8 @@ func hold(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
-// answerHeads calls answer for each head, until it returns false: any lines until an empty one, in the place of a
-// request.
+// answerHeads calls answer for each head until answer returns false. A head is all lines up to an empty one, and need
+// not be a valid request.
 func answerHeads(c *net.TCPConn, answer func(c *net.TCPConn, r *bufio.Reader, head string) (bool, error)) error {
 	r := bufio.NewReader(c)
 	var head []byte

@@ -12,7 +12,8 @@ import (
 	"kubevpn/pkg/host/redirect"
 )
 
-// meshAddress is the one that Istio's proxy connects to applications from, by which its rules know it.
+// meshAddress is the source address of Istio's proxy when it connects to applications. Istio's rules recognize the
+// proxy by it.
 var meshAddress = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 6)}
 
 func runMesh(ctx context.Context) error {

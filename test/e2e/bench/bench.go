@@ -126,8 +126,8 @@ func (b *bench) up(ctx context.Context) (err error) {
 	return b.Load(ctx, filepath.Join(b.dir, "image.tar"))
 }
 
-// place gives the pod that is measured and the traffic manager a node each, neither of which is the control plane's:
-// the node that is has a shorter way to the API server, and whoever happened to be there would win.
+// place puts the measured pod on one node and the traffic manager on another. Neither is on the control plane's node,
+// because that node has a shorter path to the API server.
 //
 //	node1: control plane    node2: the pod    node3: its twin, the traffic manager
 func (b *bench) place(ctx context.Context) error {
@@ -145,8 +145,8 @@ func (b *bench) place(ctx context.Context) error {
 	return nil
 }
 
-// findPods takes both pods of the lab's workload, and routes one of them to the laptop through the router: that is the
-// kernel's path, which connect is told to leave alone.
+// findPods finds both pods of the lab's workload, and routes one of them to the laptop through the router. This route
+// is the kernel's path, and connect excludes it.
 func (b *bench) findPods(ctx context.Context) error {
 	out, err := b.kubectl(ctx, "get", "pods", "-l", "app=web", "--field-selector=status.phase=Running",
 		"-o", `jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name} {.status.podIP} {.status.hostIP}{"\n"}{end}`)
@@ -192,7 +192,7 @@ func (b *bench) findPods(ctx context.Context) error {
 	return nil
 }
 
-// laptop makes a command there, with a home of its own.
+// laptop prepares a command on the laptop, with its own home.
 func (b *bench) laptop(ctx context.Context, argv ...string) *exec.Cmd {
 	kubeconfig, err := b.Kubeconfig(lab.Admin)
 	if err != nil {
@@ -213,7 +213,7 @@ func (b *bench) laptop(ctx context.Context, argv ...string) *exec.Cmd {
 	return cmd
 }
 
-// connects times `kubevpn connect`, first with the manager to be installed, then with it running.
+// connects times `kubevpn connect`: first without a manager, then with a running manager.
 func (b *bench) connects(ctx context.Context, r *report) error {
 	for i := range b.rounds + 1 {
 		say("kubevpn connect, %d of %d", i+1, b.rounds+1)
@@ -266,7 +266,7 @@ func (b *bench) connectBy(ctx context.Context, netstack, transport string) error
 				return nil
 			}
 		}
-		return fmt.Errorf("the netstack %s is in use, and of the transports %+v", c.Netstack, c.Transports)
+		return fmt.Errorf("netstack %s with the transports %+v is in use", c.Netstack, c.Transports)
 	})
 }
 
@@ -298,7 +298,7 @@ func (b *bench) forwardTo(ctx context.Context, ports ...int) (stop func(), err e
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		return nil, fmt.Errorf("kubectl port-forward: %w", errors.Join(cmd.Wait(), errors.New(stderr.String())))
 	}
-	b.forward = cmd.Process.Pid // ip and env, by which it is started, become it
+	b.forward = cmd.Process.Pid // ip and env replace themselves with it
 	go io.Copy(io.Discard, out)
 	return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, nil
 }
@@ -311,8 +311,8 @@ func (b *bench) expose(ctx context.Context) error {
 	return nil
 }
 
-// measureSpeed goes through all measurements round by round, in each round by every path, so that what else the machine
-// does falls on all of them.
+// measureSpeed makes all measurements round by round, by every path in each round, so that other load on the machine
+// affects all of them.
 func (b *bench) measureSpeed(ctx context.Context, r *report) error {
 	if err := b.expose(ctx); err != nil {
 		return err
@@ -325,7 +325,7 @@ func (b *bench) measureSpeed(ctx context.Context, r *report) error {
 			for _, m := range measurements {
 				for _, p := range append(slices.Clone(s.beside), s.path) {
 					if p == upgraded && m.kind == "connect" {
-						continue // it is a request of its own for each connection: nothing to compare with
+						continue // each connection is a separate request: nothing to compare with
 					}
 					got, err := b.measureOne(ctx, r, m, p)
 					if err != nil {
@@ -339,7 +339,7 @@ func (b *bench) measureSpeed(ctx context.Context, r *report) error {
 	return nil
 }
 
-// measureOne adds all that one measurement by one path gives to the report.
+// measureOne makes one measurement by one path, and adds all its results to the report.
 func (b *bench) measureOne(ctx context.Context, r *report, m measurement, p path) (measured, error) {
 	w := work{Kind: m.kind, Target: b.target(p, m.port), Flows: m.flows, Duration: b.each}
 	if m.beside != nil {

@@ -22,22 +22,22 @@ import (
 	"kubevpn/internal/kube/podconn"
 )
 
-// work is one measurement, done by this program again inside the laptop's network namespace.
+// work is one measurement. A second process of this program makes it inside the laptop's network namespace.
 type work struct {
 	Kind     string        // down, up, rtt, connect, hold; udp-down, udp-up; http2-down...; await, requests, fetch
-	Target   string        // address of the echo server's port, or what is asked for at its HTTP port
+	Target   string        // address of the echo server's port, or the path to request from its HTTP port
 	Beside   *work         // down or up: begins before this one, and ends after it
 	Pod      string        // if set: connections are upgraded requests through pods/proxy, to this pod's HTTP port
-	Laptop   []int         // processes whose processor time is the laptop's, besides the client's own
+	Laptop   []int         // processes that count as the laptop's processor time, besides the client
 	Flows    int           // at the same time
 	Rate     float64       // udp-down, udp-up: 10^6 bits a second; requests: a second, 0: one after the other
 	Duration time.Duration // bounded by the caller
 
 	Targets []string // await, requests, fetch: addresses of the application's pods
-	Header  string   // requests, fetch: the value of the header by which requests are taken; empty: without it
+	Header  string   // requests, fetch: the value of the header that selects requests; empty: no header
 }
 
-// measured is what one measurement saw.
+// measured is the result of one measurement.
 type measured struct {
 	MBps  float64 // down, up: 10^6 bytes a second, all flows together
 	P50us float64 // rtt: median
@@ -46,11 +46,11 @@ type measured struct {
 	Count int     // of round trips, connections, or flows held
 	CPUs  float64 // down, up: seconds of processor time of the whole machine for each GB
 
-	LaptopCPUs float64 // down, up: of CPUs, the client's and work.Laptop's
+	LaptopCPUs float64 // down, up: the part of CPUs that the client and work.Laptop use
 
 	Lost       float64 // udp-down, udp-up: percent of the datagrams
 	Mbps       float64 // udp-down, udp-up: 10^6 bits a second that were received
-	Disordered int     // udp-down, udp-up: datagrams that came behind a later one
+	Disordered int     // udp-down, udp-up: datagrams that arrived after a later one
 	Busy       float64 // udp-down, udp-up: processors of the machine that were busy
 }
 
@@ -84,7 +84,7 @@ func (w work) dialer() (dialer, error) {
 	}, nil
 }
 
-// worker does a work.
+// worker makes a measurement.
 type worker struct {
 	work
 	dial dialer
@@ -185,7 +185,7 @@ func (w worker) bulk() (measured, error) {
 	}, nil
 }
 
-// processorTimes are since the machine, or the process, began.
+// processorTimes contains times since the machine booted or the process started.
 type processorTimes struct{ machine, laptop time.Duration }
 
 func (w work) processorTimes() processorTimes {
@@ -198,7 +198,7 @@ func (w work) processorTimes() processorTimes {
 
 const hertz = 100 // USER_HZ, on every architecture that Go runs on
 
-// processorTime is how long all processors of the machine together have not been idle since it booted (proc(5): stat).
+// processorTime returns the total time that the machine's processors have been busy since boot (proc(5): stat).
 func processorTime() time.Duration {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -215,13 +215,13 @@ func processorTime() time.Duration {
 	return time.Duration(busy) * time.Second / hertz
 }
 
-// processTime is how long a process has run (proc(5): pid/stat), or 0 if there is none.
+// processTime returns the processor time of a process (proc(5): pid/stat), or 0 if it does not exist.
 func processTime(pid int) time.Duration {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
-	after := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name before it may have blanks
+	after := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name before it may contain blanks
 	if len(after) < 13 {
 		return 0
 	}
@@ -234,7 +234,7 @@ func processTime(pid int) time.Duration {
 	return time.Duration(ticks) * time.Second / hertz
 }
 
-// loaded does the work beside another that takes all it can get.
+// loaded makes the measurement beside a load that runs as fast as it can.
 func (w worker) loaded(ready io.Writer, release io.Reader) (measured, error) {
 	load, alone := w, w
 	load.work, alone.Beside = *w.Beside, nil
@@ -249,7 +249,7 @@ func (w worker) loaded(ready io.Writer, release io.Reader) (measured, error) {
 	return m, errors.Join(err, <-loaded)
 }
 
-// fill is how long the work of Beside goes on alone, until queues have filled.
+// fill returns how long the load of Beside runs alone first, until queues have filled.
 func (w work) fill() time.Duration { return max(time.Second, w.Duration/2) }
 
 // roundTrips sends one byte and waits for it, again and again.
@@ -278,15 +278,15 @@ func (w worker) roundTrips() (measured, error) {
 	return quantiles(took), nil
 }
 
-// quantiles are those of at least one duration.
+// quantiles returns the median and the 99th percentile of at least one duration.
 func quantiles(took []time.Duration) measured {
 	slices.Sort(took)
 	us := func(q int) float64 { return float64(took[len(took)*q/100].Nanoseconds()) / 1e3 }
 	return measured{P50us: us(50), P99us: us(99), Count: len(took)}
 }
 
-// connects opens a connection, has one byte echoed and closes it. The echo is part of it because a port-forward
-// accepts whatever the pod does.
+// connects opens a connection, waits for the echo of one byte and closes it. It waits for the echo because a
+// port-forward accepts connections whether or not the pod does.
 func (w worker) connects() (measured, error) {
 	var n atomic.Int64
 	var group sync.WaitGroup
@@ -326,7 +326,7 @@ func (w worker) connects() (measured, error) {
 	return measured{PerS: float64(n.Load()) / time.Since(start).Seconds(), Count: int(n.Load())}, nil
 }
 
-// hold opens flows, says so, and keeps them open until told to end.
+// hold opens flows, reports that, and keeps them open until the caller releases them.
 func (w worker) hold(ready io.Writer, release io.Reader) (measured, error) {
 	conns := make([]net.Conn, 0, w.Flows)
 	defer func() {

@@ -33,9 +33,9 @@ import (
 const (
 	sinkDatagrams, sourceDatagrams = 9200, 9202 // the ports of the end that receives, and of the one that sends
 
-	datagramSize = 1200 // the least that QUIC requires of a path
-	// tick is the time between two bursts. A burst that is due later is shorter instead: what was missed is not made up
-	// for, because the sender's own bursts would overflow the receiver.
+	datagramSize = 1200 // the minimum that QUIC requires of a path
+	// tick is the time between two bursts. The sender omits what a late burst of maxBurst cannot contain, because larger
+	// bursts would overflow the receiver.
 	tick     = 200 * time.Microsecond
 	maxBurst = 64
 )
@@ -81,8 +81,8 @@ func (c *count) add(b []byte) {
 	}
 }
 
-// batch is room for datagrams that are read or written in one system call. The ends share the machine's processors with
-// what they measure.
+// batch holds the datagrams that one system call reads or writes. This saves processor time, which the ends share with
+// the programs that they measure.
 type batch []ipv4.Message
 
 func newBatch() batch {
@@ -93,10 +93,10 @@ func newBatch() batch {
 	return b
 }
 
-// maxDatagram is more than any datagram of a measurement has.
+// maxDatagram is larger than any datagram of a measurement.
 const maxDatagram = 2048
 
-// send sends datagrams at the rate, and returns how many there were. A nil to is for a connected socket.
+// send sends datagrams at the rate and returns their number. to is nil if the socket is connected.
 func (p pacing) send(c *net.UDPConn, to net.Addr) (sent int, err error) {
 	runtime.LockOSThread() // for sleep
 	defer runtime.UnlockOSThread()
@@ -129,8 +129,8 @@ func (p pacing) send(c *net.UDPConn, to net.Addr) (sent int, err error) {
 	return sent, nil
 }
 
-// sleep is more exact than time.Sleep, which may be a millisecond late, and does not tell Go's scheduler, whose work
-// would cost more than the measurement.
+// sleep is more precise than time.Sleep, which may be a millisecond late. It bypasses Go's scheduler, which would use
+// more processor time than the measurement.
 func sleep(d time.Duration) {
 	t := unix.Timespec{Nsec: int64(d)}
 	_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&t)), 0, 0)
@@ -219,10 +219,10 @@ func (s *datagramServer) send(p pacing, c *count, to netip.AddrPort) {
 	c.Sent, c.Sending = sent, false
 }
 
-// pause is how long nothing may come before the other end is asked.
+// pause is the silence after which one end queries the other.
 const pause = 200 * time.Millisecond
 
-// datagrams does one measurement of UDP.
+// datagrams makes one measurement of UDP.
 func (w worker) datagrams() (measured, error) {
 	to, err := net.ResolveUDPAddr("udp4", w.Target)
 	if err != nil {
@@ -260,7 +260,7 @@ func (w worker) datagrams() (measured, error) {
 	}, nil
 }
 
-// up sends, and asks the other end what it has received until that no longer changes.
+// up sends datagrams, and then queries the other end's count until it no longer changes.
 func (p pacing) up(c *net.UDPConn) (count, error) {
 	sent, err := p.send(c, nil)
 	if err != nil {
@@ -277,7 +277,7 @@ func (p pacing) up(c *net.UDPConn) (count, error) {
 	}
 }
 
-// down makes the other end send, and counts until it has ended and nothing comes.
+// down makes the other end send, and counts what it receives until the other end has stopped and nothing more arrives.
 func (p pacing) down(c *net.UDPConn) (count, error) {
 	start, err := json.Marshal(p)
 	if err != nil {
@@ -305,7 +305,7 @@ func (p pacing) down(c *net.UDPConn) (count, error) {
 	return got, errors.New("the other end does not stop")
 }
 
-// query asks the other end for its count, until it answers. It adds the data that comes meanwhile to got.
+// query asks the other end for its count until it answers. It adds the data that arrives before the answer to got.
 func query(c *net.UDPConn, got *count) (count, error) { return ask(c, kindQuery, got) }
 
 func ask(c *net.UDPConn, kind byte, got *count) (count, error) {
@@ -321,7 +321,7 @@ func ask(c *net.UDPConn, kind byte, got *count) (count, error) {
 	return count{}, errors.New("the other end does not answer")
 }
 
-// receive adds data to got until nothing has come for the time of pause, or until the answer to a query.
+// receive adds data to got until nothing arrives for the time of pause, or until it receives the answer to a query.
 func receive(c *net.UDPConn, got *count) (*count, error) {
 	in, b := ipv4.NewPacketConn(c), newBatch()
 	for came := true; came; {
@@ -372,7 +372,7 @@ func (m datagramMeasurement) row() string {
 func receivedRow(row string) string { return row + ": received" }
 func busyRow(row string) string     { return row + ": processors busy" }
 
-// measureDatagrams goes through all measurements of UDP round by round, in each round by every path.
+// measureDatagrams makes all measurements of UDP round by round, by every path in each round.
 func (b *bench) measureDatagrams(ctx context.Context, r *report) error {
 	if err := b.expose(ctx); err != nil {
 		return err
@@ -429,7 +429,7 @@ func (b *bench) measureDatagram(ctx context.Context, r *report, m datagramMeasur
 	return nil
 }
 
-// drops are the kernel's counts of datagrams that it did not deliver, by the place.
+// drops contains the kernel's counts of undelivered datagrams, by place.
 type drops map[string]int
 
 // drops reads the counts in the network namespaces of the laptop, the manager and the pod.
@@ -468,7 +468,7 @@ func (b *bench) drops() (drops, error) {
 	return d, nil
 }
 
-// since describes what has been dropped since d.
+// since describes the drops since d.
 func (d drops) since(b *bench) string {
 	now, err := b.drops()
 	if err != nil {
@@ -483,7 +483,7 @@ func (d drops) since(b *bench) string {
 	return text
 }
 
-// procText reads a file of a process; one that has ended has none.
+// procText returns the content of a file of a process, or "" if the process has ended.
 func procText(pid int, name string) string {
 	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), name))
 	return string(text)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestDatagramsAreCounted measures loopback. It judges no rate.
+// TestDatagramsAreCounted measures loopback. It does not check the rate.
 func TestDatagramsAreCounted(t *testing.T) {
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -33,7 +33,7 @@ func TestDatagramsAreCounted(t *testing.T) {
 	}
 }
 
-func TestCountNotesOrder(t *testing.T) {
+func TestCountRecordsOrder(t *testing.T) {
 	var c count
 	for _, number := range []byte{0, 1, 3, 2, 5} {
 		c.add([]byte{kindData, 0, 0, 0, 0, 0, 0, 0, number})

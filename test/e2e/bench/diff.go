@@ -13,15 +13,15 @@ import (
 	"syscall"
 )
 
-// The measurement of `kubevpn diff`: how long requests to the application take at a fixed rate, as it is, while an
-// agent passes them on, and while they are compared, in turn.
+// The measurement of `kubevpn diff`: the latency of requests to the application at a fixed rate. In turn, they reach it
+// directly, through an agent, and through an agent while `kubevpn diff` compares them.
 
 const comparedMedianRow, comparedSlowRow = "median", "99 % are faster than"
 
-// diffed is a column of that, besides asItIs and passedOn.
+// diffed is a column of the table, besides asItIs and passedOn.
 const diffed path = "compared by `kubevpn diff`"
 
-// comparedRate is that of the requests, a second: as many as an agent records.
+// comparedRate is the number of requests per second: as many as an agent records.
 const comparedRate = 100
 
 // measureDiff fills the table of diff.

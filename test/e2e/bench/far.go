@@ -60,8 +60,8 @@ var farMeasurements = []measurement{
 	{quicRow, "MB/s", "http3-down", securePort, 1, bytesPerSecond, nil},
 }
 
-// takes reports whether a row of far lines is measured by a path. QUIC to a pod shows what QUIC as a transport could
-// reach at most.
+// takes reports whether a row of far lines is measured by a path. QUIC to a pod shows the upper limit for QUIC as a
+// transport.
 func (m measurement) takes(p path) bool { return m.row != quicRow || p == kernel }
 
 // far measures kubevpn by api-proxy with gvisor over lines between the laptop and the cluster, beside plain TCP and
@@ -97,7 +97,7 @@ func (b *far) over(ctx context.Context, line lab.Line, measure func(context.Cont
 			err = e
 		}
 	}()
-	// The kernel's path takes the line as well.
+	// The kernel's path uses the line too.
 	via := b.Config().Families()[0].LineNet.Addr().Next()
 	cmd, err := b.Command(ctx, "laptop", "ip", "route", "replace", b.twin.String(), "via", via.String())
 	if err != nil {
@@ -109,8 +109,8 @@ func (b *far) over(ctx context.Context, line lab.Line, measure func(context.Cont
 	return measure(ctx)
 }
 
-// measureConnect counts the round trips of a `kubevpn connect` whose daemon, helper and manager run, from how much
-// longer it takes on a line of 200 ms than on one of 20 ms.
+// measureConnect counts the round trips of `kubevpn connect` while the daemon, the helper and the manager run. It
+// compares the time on a line of 200 ms with the time on a line of 20 ms.
 func (b *far) measureConnect(ctx context.Context, r *report) error {
 	const near, distant = 20 * time.Millisecond, 200 * time.Millisecond
 	for _, rtt := range []time.Duration{near, distant} {
@@ -139,7 +139,7 @@ func (b *far) measureConnect(ctx context.Context, r *report) error {
 	return nil
 }
 
-// measureLine makes all measurements on one line, in each round by every path.
+// measureLine makes all measurements on one line, by every path in each round.
 func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) error {
 	return b.over(ctx, line, func(ctx context.Context) error {
 		if err := b.connectBy(ctx, "gvisor", "api-proxy"); err != nil {
@@ -178,8 +178,8 @@ func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) erro
 	})
 }
 
-// settle waits until the line is quiet. What the measurement before has left in the buffers of kubectl and of the API
-// server crosses the line for seconds.
+// settle waits until the line is quiet. Data that the previous measurement left in the buffers of kubectl and of the
+// API server crosses the line for seconds.
 func (b *far) settle(ctx context.Context) error {
 	const (
 		watched = 200 * time.Millisecond
@@ -199,7 +199,7 @@ func (b *far) settle(ctx context.Context) error {
 			return nil
 		}
 		began, before = time.Now(), carried
-		return fmt.Errorf("the line carries %.0f bytes a second, which no measurement sends", rate)
+		return fmt.Errorf("the line carries %.0f bytes a second while no measurement runs", rate)
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 	"kubevpn/test/lab"
 )
 
-func TestFarTables(t *testing.T) {
+func TestFarTablesHaveALineForEachMeasurement(t *testing.T) {
 	line := lab.Line{RTT: 60 * time.Millisecond, Rate: 100e6, Loss: 0.001}
 	r := &farReport{report: newReport(machine{"2026-01-02", "Abacus 3000", 2, 25.3e9, "6.1.0"}, 4*time.Second),
 		lines: []lab.Line{line}, rounds: 1}

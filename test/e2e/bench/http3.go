@@ -25,7 +25,7 @@ import (
 
 const securePort = 9201 // UDP: HTTP/3; TCP: HTTP/2
 
-// serveSecure serves /down, which sends zeros until the client goes, and /up, which discards what comes.
+// serveSecure serves /down, which sends zeros until the client disconnects, and /up, which discards the body.
 func serveSecure(address string) error {
 	certificate, err := selfSigned()
 	if err != nil {
@@ -62,7 +62,7 @@ func selfSigned() (tls.Certificate, error) {
 
 // secure moves bytes one way in one request. The first fifth of the time is not counted.
 func (w worker) secure() (measured, error) {
-	config := &tls.Config{InsecureSkipVerify: true} // the server's certificate is of this minute
+	config := &tls.Config{InsecureSkipVerify: true} // the server has just created its certificate
 	var transport http.RoundTripper = &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}
 	if w.Kind == "http3-down" || w.Kind == "http3-up" {
 		three := &http3.Transport{TLSClientConfig: config}

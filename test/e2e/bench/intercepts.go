@@ -36,7 +36,7 @@ const (
 	downloadRow = "a download from the application"
 )
 
-// The columns of that.
+// The columns of the table.
 const (
 	asItIs   path = "as it is"
 	passedOn path = "passed on by the agent"
@@ -70,7 +70,7 @@ spec:
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 `
 
-// openShop brings up the application in the cluster and on the laptop, and connects. stop ends the laptop's.
+// openShop starts the application in the cluster and on the laptop, and connects. stop stops the laptop's application.
 func (b *bench) openShop(ctx context.Context) (stop func(), err error) {
 	say("the application")
 	if err := build.App(ctx, b.dir, appRef); err != nil {
@@ -119,11 +119,10 @@ func (b *bench) measureIntercepts(ctx context.Context, r *report) error {
 	return nil
 }
 
-// settled is how old pods are when they are intercepted. For a second after a change of a pod the kubelet makes no
-// other.
+// settled is the age of pods when they are intercepted. The kubelet waits a second between two changes of a pod.
 const settled = 5 * time.Second
 
-// freshPods are n pods of the application in which there has been no agent.
+// freshPods returns n pods of the application that have never had an agent.
 func (b *bench) freshPods(ctx context.Context, n int) ([]string, error) {
 	if _, err := b.shopPods(ctx, 0); err != nil {
 		return nil, err
@@ -140,7 +139,7 @@ func (b *bench) freshPods(ctx context.Context, n int) ([]string, error) {
 	}
 }
 
-// shopPods scales the application, and gives its pods' addresses.
+// shopPods scales the application, and returns its pods' addresses.
 func (b *bench) shopPods(ctx context.Context, n int) ([]string, error) {
 	if _, err := b.kubectl(ctx, "scale", appWorkload, "--replicas", strconv.Itoa(n)); err != nil {
 		return nil, err
@@ -157,7 +156,7 @@ func (b *bench) shopPods(ctx context.Context, n int) ([]string, error) {
 		if ips := strings.Fields(out); len(ips) == n {
 			return ips, nil
 		}
-		select { // those that were too many are still going
+		select { // surplus pods are still terminating
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -202,7 +201,7 @@ func (b *bench) leaveShop(ctx context.Context) error {
 	return nil
 }
 
-// passThrough measures what an agent in the way costs.
+// passThrough measures the cost of an agent in the path.
 func (b *bench) passThrough(ctx context.Context, r *report) error {
 	ips, err := b.shopPods(ctx, 1)
 	if err != nil {
@@ -229,7 +228,7 @@ func (b *bench) passThrough(ctx context.Context, r *report) error {
 	return errors.Join(measure(passedOn, ""), measure(taken, ownValue), b.leaveShop(ctx))
 }
 
-// visit does a work on the control plane's node.
+// visit makes a measurement on the control plane's node.
 func (b *bench) visit(ctx context.Context, w work) (measured, error) {
 	ctx, cancel := context.WithTimeout(ctx, w.Duration+30*time.Second)
 	defer cancel()
@@ -290,7 +289,7 @@ func (w work) await() (measured, error) {
 		resp, err := get(ctx, c, appURL(left[0], "/"), ownValue)
 		if err != nil {
 			if ctx.Err() != nil {
-				return measured{}, fmt.Errorf("%d pods' requests do not come, %s's among them", len(left), left[0])
+				return measured{}, fmt.Errorf("requests to %d pods do not arrive; one is %s", len(left), left[0])
 			}
 			continue
 		}
@@ -309,7 +308,7 @@ func (w work) await() (measured, error) {
 	return measured{Count: len(w.Targets)}, nil
 }
 
-// requests asks one target again and again over one connection.
+// requests sends requests to one target over one connection.
 func (w work) requests() (measured, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.Duration+dialTimeout)
 	defer cancel()
@@ -340,7 +339,7 @@ func (w work) requests() (measured, error) {
 	return quantiles(took), nil
 }
 
-// fetch downloads for a while.
+// fetch downloads until the duration has passed.
 func (w work) fetch() (measured, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.Duration+dialTimeout)
 	defer cancel()

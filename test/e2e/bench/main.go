@@ -1,10 +1,10 @@
 //go:build linux
 
-// Bench measures kubevpn end to end on a real cluster of test/lab, beside the kernel's routed path, `kubectl
-// port-forward` and a raw upgraded connection through the API server to the same pod, in the same run, one after the
-// other round by round. It writes the medians as tables into docs/performance.md, and plots beside it, into
-// docs/performance. It judges nothing: the laptop, the cluster and the measurement share the machine's cores, and the
-// ratios are what can be compared.
+// Bench measures kubevpn end to end on a real cluster of test/lab. It compares kubevpn with the kernel's routed path,
+// `kubectl port-forward` and a raw upgraded connection through the API server to the same pod, in the same run, one
+// after the other, round by round. It writes the medians as tables into docs/performance.md, and plots into
+// docs/performance. It has no pass criteria: the laptop, the cluster and the measurement share the machine's cores, so
+// only the ratios are comparable.
 //
 //	bench ─┬─ lab: three nodes, kube-proxy iptables
 //	       ├─ laptop: kubevpn connect, by each transport with each netstack; kubectl port-forward
@@ -79,7 +79,7 @@ func run() int {
 	return 0
 }
 
-// tables are what a measurement gives.
+// tables is the result of a measurement.
 type tables interface {
 	render() string
 	write(file string) error
@@ -120,7 +120,7 @@ func (p part) run(ctx context.Context) (partReport, error) {
 func (r partReport) render() string          { return r.table(r.report) }
 func (r partReport) write(file string) error { return r.replace(file, r.begin, r.end, r.render()) }
 
-// serveClient does one measurement and prints what it saw as a line of JSON.
+// serveClient makes one measurement and prints the result as a line of JSON.
 func serveClient(spec string) error {
 	var w work
 	if err := json.Unmarshal([]byte(spec), &w); err != nil {

@@ -15,16 +15,16 @@ import (
 	"time"
 )
 
-// heldFlows are opened at once to see what an idle flow costs.
+// heldFlows is the number of flows that are open at once to measure the memory of an idle flow.
 const heldFlows = 2000
 
 const (
-	// peakEvery is how often memory is looked at while bytes move.
+	// peakEvery is the interval between two readings of memory while bytes move.
 	peakEvery = 50 * time.Millisecond
-	// againAtRest bounds the wait for what is at rest again to give its memory back. Go's runtime collects garbage
-	// every two minutes where nothing else makes it, and pools are empty after two collections.
+	// againAtRest limits the wait until idle processes have released their memory. Go's runtime collects garbage at
+	// least every two minutes, and pools are empty after two collections.
 	againAtRest = 250 * time.Second
-	// restNoise is by how much memory at rest may be more than at first.
+	// restNoise is the allowed growth of idle memory, as a factor.
 	restNoise = 1.1
 )
 
@@ -36,7 +36,7 @@ const (
 	idleFlowRow = "an idle flow"
 )
 
-// measureRest reads the resident memory of kubevpn's processes before anything was measured with them.
+// measureRest reads the resident memory of kubevpn's processes before any other measurement.
 func (b *bench) measureRest(_ context.Context, r *report) error {
 	say("memory at rest")
 	rest, err := b.resident()
@@ -48,7 +48,7 @@ func (b *bench) measureRest(_ context.Context, r *report) error {
 	return nil
 }
 
-// measureAfter waits until the processes have as much memory as they had at first, and reads what they have.
+// measureAfter waits until the processes use no more memory than measureRest read, or until againAtRest, and reads it.
 func (b *bench) measureAfter(ctx context.Context, r *report) error {
 	say("memory at rest again, which takes up to %v", againAtRest)
 	before := residents{laptop: r.median(restRow, laptopSide) * 1e6, manager: r.median(restRow, managerSide) * 1e6}
@@ -113,11 +113,11 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 	return nil
 }
 
-// processes are kubevpn's, by their numbers. All of them are processes of this machine. The traffic gateway is a
-// program of its own: it has been there since the system netstack was asked for, and carries no bytes.
+// processes contains the process IDs of kubevpn's programs, all of which run on this machine. The traffic gateway is a
+// separate program: it has run since the system netstack was requested, and carries no bytes.
 type processes struct{ laptop, manager, gateway []int }
 
-// processes finds this run's.
+// processes finds the processes of this run.
 func (b *bench) processes() (processes, error) {
 	var found processes
 	entries, err := os.ReadDir("/proc")
@@ -131,7 +131,7 @@ func (b *bench) processes() (processes, error) {
 		}
 		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
 		if err != nil {
-			continue // the kernel's, or one that has ended
+			continue // a kernel thread, or a process that has ended
 		}
 		switch exe {
 		case b.kubevpn():
@@ -152,7 +152,7 @@ func (b *bench) processes() (processes, error) {
 		}
 	}
 	if len(found.laptop) == 0 || len(found.manager) == 0 {
-		return found, fmt.Errorf("kubevpn's processes were not found, but on the laptop %d, of the traffic manager %d",
+		return found, fmt.Errorf("found %d processes of kubevpn on the laptop and %d of the traffic manager",
 			len(found.laptop), len(found.manager))
 	}
 	return found, nil
@@ -170,7 +170,7 @@ func (b *bench) resident() (residents, error) {
 	return p.resident(), err
 }
 
-// peak is the most that resident gives while do goes on.
+// peak returns the maximum of resident while do runs.
 func (p processes) peak(do func() error) (residents, error) {
 	done := make(chan error, 1)
 	go func() { done <- do() }()

@@ -39,8 +39,8 @@ var paths = []path{kernel, portForward, upgraded, gvisorForward, systemForward, 
 // ours reports whether kubevpn is in the path.
 func (p path) ours() bool { return slices.Contains(paths[3:], p) }
 
-// stages are the connections that kubevpn makes in each round, and what is measured beside each of them: the last has
-// beside it what it is compared with.
+// stages are the connections that kubevpn makes in each round. beside lists other paths that are measured in the same
+// stage, for comparison.
 var stages = []struct {
 	path      path
 	netstack  string
@@ -55,16 +55,16 @@ var stages = []struct {
 	{gvisorProxy, "gvisor", api.TransportAPIProxy, []path{portForward, upgraded}},
 }
 
-// The ports of the echo server (test/lab/echo) and where the port-forward listens for them.
+// The ports of the echo server (test/lab/echo), and the offset of the port-forward's ports from them.
 const (
 	echoPort, sinkPort, sourcePort, silentPort = 9001, 9002, 9003, 9007
 	forwardOffset                              = 10000
 )
 
-// upgrades are what the echo server's HTTP port switches to, by the port that does the same.
+// upgrades maps ports to paths. At such a path, the echo server's HTTP port upgrades to the protocol of that port.
 var upgrades = map[int]string{echoPort: "/upgrade/echo", sinkPort: "/upgrade/sink", sourcePort: "/upgrade/source"}
 
-// target is where a port of the echo server is found by a path: an address, or the path of an HTTP request.
+// target returns how a path reaches a port of the echo server: by an address, or by the path of an HTTP request.
 func (b *bench) target(p path, port int) string {
 	switch p {
 	case kernel:
@@ -88,7 +88,7 @@ type measurement struct {
 	beside *load
 }
 
-// load is what moves bytes beside a measurement.
+// load is traffic beside a measurement.
 type load struct {
 	kind  string
 	port  int

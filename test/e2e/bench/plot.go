@@ -21,7 +21,7 @@ import (
 const (
 	plotWidth  = 24 * vg.Centimeter
 	plotHeight = 11 * vg.Centimeter
-	// groupShare is how much of its place a group of bars takes.
+	// groupShare is the part of its space that a group of bars fills.
 	groupShare = 0.85
 	labelSize  = vg.Length(6.5)
 	sans       = font.Variant("Sans")
@@ -63,8 +63,9 @@ var plots = []chart{
 		rows: bulkRows(), paths: paths, lower: laptopRow, upper: processorRow},
 }
 
-// colours are by transport: greys without kubevpn, oranges by port-forward, blues by api-proxy, greens by direct.
-var colours = map[path]color.RGBA{
+// pathColors groups paths by transport: gray without kubevpn, orange by port-forward, blue by api-proxy, green by
+// direct.
+var pathColors = map[path]color.RGBA{
 	kernel:        {0x33, 0x33, 0x33, 0xff},
 	portForward:   {0x88, 0x88, 0x88, 0xff},
 	upgraded:      {0xbb, 0xbb, 0xbb, 0xff},
@@ -76,13 +77,13 @@ var colours = map[path]color.RGBA{
 	systemDirect:  {0x74, 0xc4, 0x76, 0xff},
 }
 
-// lighter is the colour of a bar's upper part, where it has two.
+// lighter returns the color of the upper part of a bar with two parts.
 func lighter(c color.RGBA) color.RGBA {
 	half := func(v uint8) uint8 { return 255 - (255-v)/2 }
 	return color.RGBA{half(c.R), half(c.G), half(c.B), 0xff}
 }
 
-// draw makes the SVG. The same values give the same bytes.
+// draw returns the SVG. The same values give the same bytes.
 func (c chart) draw(r *report) ([]byte, error) {
 	p, err := c.plot(r)
 	if err != nil {
@@ -144,16 +145,16 @@ func (c chart) add(p *plot.Plot, r *report, way path, width, offset vg.Length) e
 		labels.XYs[i] = plotter.XY{X: float64(i), Y: whole[i]}
 		labels.Labels[i] = r.shown(c.format, c.upper(row), way)
 	}
-	bars := func(values plotter.Values, colour color.Color, on *plotter.BarChart) (*plotter.BarChart, error) {
+	bars := func(values plotter.Values, fill color.Color, on *plotter.BarChart) (*plotter.BarChart, error) {
 		b, err := plotter.NewBarChart(values, width)
 		if err != nil {
 			return nil, err
 		}
-		b.Color, b.Offset, b.LineStyle.Width = colour, offset, 0
+		b.Color, b.Offset, b.LineStyle.Width = fill, offset, 0
 		if on != nil {
 			b.StackOn(on)
 		}
-		p.Add(b) // which takes the bars' heights as they are now
+		p.Add(b) // Add reads the current heights of the bars
 		return b, nil
 	}
 	parts := []plotter.Values{whole}
@@ -164,12 +165,12 @@ func (c chart) add(p *plot.Plot, r *report, way path, width, offset vg.Length) e
 		}
 		parts = []plotter.Values{lower, upper}
 	}
-	named, err := bars(parts[0], colours[way], nil)
+	named, err := bars(parts[0], pathColors[way], nil)
 	if err != nil {
 		return err
 	}
 	for _, upper := range parts[1:] {
-		if _, err := bars(upper, lighter(colours[way]), named); err != nil {
+		if _, err := bars(upper, lighter(pathColors[way]), named); err != nil {
 			return err
 		}
 	}
@@ -187,7 +188,7 @@ func (c chart) add(p *plot.Plot, r *report, way path, width, offset vg.Length) e
 	return nil
 }
 
-// height is how high a value's bar is, in the axis' units.
+// height returns the height of a value's bar in units of the axis.
 func (c chart) height(v float64) float64 {
 	if c.powers {
 		return math.Log10(max(v, 1))

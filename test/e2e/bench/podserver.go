@@ -33,7 +33,7 @@ func (b *bench) podProcess(addr netip.Addr) (int, error) {
 	return 0, fmt.Errorf("no process of the pod %s was found", addr)
 }
 
-// inPod makes a command in the network namespace of a pod.
+// inPod prepares a command in the network namespace of a pod.
 func (b *bench) inPod(ctx context.Context, addr netip.Addr, argv ...string) *exec.Cmd {
 	pid, err := b.podProcess(addr)
 	if err != nil {
@@ -81,7 +81,8 @@ func runAll(ctx context.Context, commands func(context.Context) []*exec.Cmd) (st
 	return stop, nil
 }
 
-// atOnce is the beginning of a command whose program runs as soon as it can. Receivers of datagrams do, because they
-// share the machine's processors with what they measure: what overflows while they wait for one is not lost by the
-// path. The sender in the pod does not: the kernel's work for its datagrams would take a processor from the path.
+// atOnce returns the prefix of a command that gets a processor as soon as it can run. Receivers of datagrams use it,
+// because they share the machine's processors with the programs that they measure: an overflow while they wait for a
+// processor is not a loss of the path. The sender in the pod does not use it, because the kernel's work for its
+// datagrams would take a processor from the path.
 func atOnce() []string { return []string{"chrt", "--rr", "1"} }

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The measurement of `kubevpn requests`: how many intercepted requests the laptop answers while nobody records and
-// while they are recorded, in turn. Which of the two is first alternates, because the machine's speed drifts.
+// The measurement of `kubevpn requests`: the rate at which the laptop answers intercepted requests, without and with
+// recording. The order of the two alternates, because the machine's speed drifts.
 
 const recordingRow = "`wrk -c 16`, answered by the laptop"
 
-// The columns of that.
+// The columns of the table.
 const (
 	unrecorded path = "without"
 	recorded   path = "recorded"
@@ -62,7 +62,7 @@ func (b *bench) measureRecording(ctx context.Context, r *report) error {
 	return b.leaveShop(ctx)
 }
 
-// interceptedBy is intercepted, with `kubevpn requests` beside it if p says so.
+// interceptedBy calls intercepted, and runs `kubevpn requests` beside it if p is recorded.
 func (b *bench) interceptedBy(ctx context.Context, ip string, p path) (rate float64, err error) {
 	if p == unrecorded {
 		return b.intercepted(ctx, ip)

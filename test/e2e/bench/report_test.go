@@ -145,7 +145,7 @@ const sampleDatagrams = "Measured on 2026-01-02 on 2 cores of Abacus 3000, 25 GB
 | HTTP/3 up (MB/s) | 100 | 90 | 80 | 70 | 60 | 50 | 40 |
 `
 
-func TestRequestTable(t *testing.T) {
+func TestRequestTableIsRendered(t *testing.T) {
 	r := newReport(machine{"2026-01-02", "Abacus 3000", 2, 25.3e9, "6.1.0"}, 2*time.Second)
 	for _, p := range append([]path{portForward}, requestPaths...) {
 		r.add(redisRow, p, 1000)
@@ -163,14 +163,14 @@ func TestRequestTable(t *testing.T) {
 	}
 }
 
-func TestTables(t *testing.T) {
+func TestTablesAreRendered(t *testing.T) {
 	if d := cmp.Diff(sampleTables, sample().render()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
 
-// A small ratio keeps its digits, and there is none of what was not measured.
-func TestRatio(t *testing.T) {
+// TestRatioKeepsDigitsOfSmallValues checks that a small ratio keeps its digits, and that missing values have no ratio.
+func TestRatioKeepsDigitsOfSmallValues(t *testing.T) {
 	r := newReport(machine{}, time.Second)
 	r.add("row", gvisorProxy, 3)
 	r.add("row", portForward, 200)
@@ -188,7 +188,7 @@ func TestRatio(t *testing.T) {
 	}
 }
 
-func TestWrite(t *testing.T) {
+func TestWriteReplacesTheTables(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "figures.md")
 	if err := os.WriteFile(file, []byte("before\n"+tableBegin+"old\n"+tableEnd+
 		"between\n"+datagramsBegin+datagramsEnd+"after\n"), 0o644); err != nil {
@@ -220,8 +220,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-func TestPlots(t *testing.T) {
-	// A bar of each colour in each group, and one in the legend for each path.
+func TestPlotsHaveABarForEachValue(t *testing.T) {
+	// A bar of each color in each group, and one in the legend for each path.
 	for name, want := range map[string]map[string]int{
 		"throughput": {"#333333": 0, "#888888": 5, "#BBBBBB": 5, "#D95F0E": 5, "#FE9929": 5, "#08519C": 5, "#6BAED6": 5, "#006D2C": 5, "#74C476": 5},
 		"latency":    {"#333333": 3, "#888888": 3, "#BBBBBB": 3, "#D95F0E": 3, "#FE9929": 3, "#08519C": 3, "#6BAED6": 3, "#006D2C": 3, "#74C476": 3},
@@ -244,14 +244,14 @@ func TestPlots(t *testing.T) {
 				t.Errorf("%d of %d texts are in a font that everybody has", good, all)
 			}
 			fills, words := read(t, svg)
-			for colour, n := range want {
-				if fills[colour] != n {
-					t.Errorf("%d areas are %s, want %d", fills[colour], colour, n)
+			for color, n := range want {
+				if fills[color] != n {
+					t.Errorf("%d areas are %s, want %d", fills[color], color, n)
 				}
-				delete(fills, colour)
+				delete(fills, color)
 			}
-			for colour, n := range fills {
-				t.Errorf("%d areas are %s, want none", n, colour)
+			for color, n := range fills {
+				t.Errorf("%d areas are %s, want none", n, color)
 			}
 			for _, want := range append([]string{"2 cores of Abacus 3000", "gvisor, api-proxy", c.axis}, c.rows...) {
 				if !strings.Contains(words, want) {
@@ -262,8 +262,8 @@ func TestPlots(t *testing.T) {
 	}
 }
 
-// The height of a bar says how much it is, and its figure is what the tables have.
-func TestBarHeights(t *testing.T) {
+// TestBarHeightsAreProportional checks that heights follow the values, and that figures match the tables.
+func TestBarHeightsAreProportional(t *testing.T) {
 	r := newReport(machine{}, time.Second)
 	for i, m := range measurements[:4] {
 		v := float64(100 * (i + 1))
@@ -300,8 +300,8 @@ func TestBarHeights(t *testing.T) {
 	}
 }
 
-// The axis of latencies has powers of ten: ten times as much is one step higher.
-func TestPowersOfTen(t *testing.T) {
+// TestLatencyAxisHasPowersOfTen checks that ten times the latency is one step higher.
+func TestLatencyAxisHasPowersOfTen(t *testing.T) {
 	r := newReport(machine{}, time.Second)
 	r.add(rttRow, gvisorProxy, 10)
 	r.add(loadedRow, gvisorProxy, 10000)
@@ -329,13 +329,13 @@ func chartNamed(t *testing.T, name string) chart {
 	panic("unreachable")
 }
 
-// read counts the SVG's filled areas by colour, and gives its text, a line for each element.
+// read counts the SVG's filled areas by color, and gives its text, a line for each element.
 func read(t *testing.T, svg []byte) (fills map[string]int, words string) {
 	t.Helper()
 	fills, words = map[string]int{}, "\n"
 	walk(t, svg, func(e xml.StartElement) {
-		if colour, ok := fill(e); ok {
-			fills[colour]++
+		if color, ok := fill(e); ok {
+			fills[color]++
 		}
 	}, func(text string) {
 		if text = strings.TrimSpace(text); text != "" {
@@ -349,10 +349,10 @@ type bar struct{ bottom, top float64 }
 
 func (b bar) height() float64 { return b.top - b.bottom }
 
-func bars(t *testing.T, svg []byte, colour string) (all []bar) {
+func bars(t *testing.T, svg []byte, color string) (all []bar) {
 	t.Helper()
 	walk(t, svg, func(e xml.StartElement) {
-		if c, ok := fill(e); !ok || c != colour {
+		if c, ok := fill(e); !ok || c != color {
 			return
 		}
 		var x float64
@@ -365,14 +365,14 @@ func bars(t *testing.T, svg []byte, colour string) (all []bar) {
 	return all
 }
 
-// fill is the colour of a filled area other than the background.
+// fill returns the color of a filled area other than the background.
 func fill(e xml.StartElement) (string, bool) {
 	if e.Name.Local != "path" {
 		return "", false
 	}
 	for style := range strings.SplitSeq(attribute(e, "style"), ";") {
-		if colour, ok := strings.CutPrefix(style, "fill:"); ok && colour != "none" && colour != "#FFFFFF" {
-			return colour, true
+		if color, ok := strings.CutPrefix(style, "fill:"); ok && color != "none" && color != "#FFFFFF" {
+			return color, true
 		}
 	}
 	return "", false
@@ -407,7 +407,7 @@ func walk(t *testing.T, svg []byte, element func(xml.StartElement), text func(st
 	}
 }
 
-func TestProcessTime(t *testing.T) {
+func TestProcessTimeCountsWork(t *testing.T) {
 	before := processTime(os.Getpid())
 	for deadline := time.Now().Add(10 * time.Second); processTime(os.Getpid()) < before+50*time.Millisecond; {
 		if time.Now().After(deadline) {
@@ -415,6 +415,6 @@ func TestProcessTime(t *testing.T) {
 		}
 	}
 	if got := processTime(-1); got != 0 {
-		t.Errorf("who is not there has run for %v", got)
+		t.Errorf("a process that does not exist has run for %v", got)
 	}
 }

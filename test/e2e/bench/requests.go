@@ -57,8 +57,7 @@ var wrkRate = regexp.MustCompile(`Requests/sec: +([0-9.]+)`)
 // requestPaths are the columns of requests, besides the port-forward.
 var requestPaths = []path{gvisorForward, systemForward, gvisorProxy, systemProxy, gvisorDirect, systemDirect}
 
-// measureRequests goes through all loads round by round. What is measured by a path is measured by the port-forward at
-// once afterwards.
+// measureRequests runs all loads round by round. After the measurement of each path, it measures the port-forward.
 func (b *bench) measureRequests(ctx context.Context, r *report) error {
 	if err := b.expose(ctx); err != nil {
 		return err
@@ -113,7 +112,7 @@ func (b *bench) loadBy(ctx context.Context, l generator, p path) (float64, error
 	return figure(l.figure, out)
 }
 
-// figure returns the last one in a program's output.
+// figure returns the last number that pattern finds in a program's output.
 func figure(pattern *regexp.Regexp, out []byte) (float64, error) {
 	found := pattern.FindAllSubmatch(out, -1)
 	if len(found) == 0 {

@@ -1,6 +1,5 @@
-// Package build makes the product for the suites and the benchmarks, as the Makefile makes it for people: the laptop's
-// program, and the image of the cluster's. Go has to be in PATH, and the working directory within the module
-// kubevpn/test.
+// Package build builds the product for the suites and the benchmarks as the Makefile does: the laptop's program, and
+// the image of the cluster's programs. It needs Go in PATH and a working directory within the module kubevpn/test.
 package build
 
 import (
@@ -15,7 +14,7 @@ import (
 	"kubevpn/test/image"
 )
 
-// Product makes what Kubevpn and Image make, of the source's own version.
+// Product calls Kubevpn and Image with the version of the source.
 func Product(ctx context.Context, dir, ref string) error {
 	if err := Kubevpn(ctx, dir); err != nil {
 		return err
@@ -32,8 +31,8 @@ func Kubevpn(ctx context.Context, dir string) error {
 	return source{root: root}.program(ctx, dir, "kubevpn")
 }
 
-// Image builds dir/traffic, which says that it is of this version (empty: of the source's), and writes its image to
-// dir/image.tar, under the name ref.
+// Image builds dir/traffic, and writes its image to dir/image.tar under the name ref. The program reports version, or
+// the version of the source if version is empty.
 func Image(ctx context.Context, dir, ref, version string) error {
 	root, err := moduleRoot(ctx, productModule)
 	if err != nil {
@@ -42,7 +41,7 @@ func Image(ctx context.Context, dir, ref, version string) error {
 	return source{root, version}.image(ctx, dir, ref)
 }
 
-// source is the source of the product, and the version that its programs say they are of (empty: the source's).
+// source is the source of the product, and the version that its programs report (empty: that of the source).
 type source struct{ root, version string }
 
 func (s source) image(ctx context.Context, dir, ref string) error {
@@ -76,7 +75,7 @@ func App(ctx context.Context, dir, ref string) error {
 	return image.WriteTar(img, ref, filepath.Join(dir, "app.tar"))
 }
 
-// test builds a program of the suites, which nothing else needs to run.
+// test builds a program that only the suites run.
 func test(ctx context.Context, dir, name string) error {
 	root, err := moduleRoot(ctx, "kubevpn/test")
 	if err != nil {
@@ -105,7 +104,7 @@ func moduleRoot(ctx context.Context, module string) (string, error) {
 	return strings.TrimSpace(string(root)), nil
 }
 
-// compile builds a package within its own module, whose directory is root: with the versions in that module's go.mod.
+// compile builds a package within its own module, whose directory is root, with the versions in that module's go.mod.
 func compile(ctx context.Context, root, pkg, ldflags, output string) error {
 	output, err := filepath.Abs(output)
 	if err != nil {

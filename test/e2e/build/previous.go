@@ -14,9 +14,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Previous makes what Kubevpn and Image make, from the source of the previous release or, before the first release, of
-// the previous commit. The programs say that they are of this version. If the current source does not speak its
-// protocol version, Previous uses the current source. It returns a description of the source that it used.
+// Previous does what Kubevpn and Image do, with the source of the previous release or, before the first release, of the
+// previous commit. The programs report version. If the current source does not speak the protocol version of that
+// source, Previous uses the current source. It returns a description of the source that it used.
 func Previous(ctx context.Context, dir, ref, version string) (used string, err error) {
 	root, err := moduleRoot(ctx, productModule)
 	if err != nil {

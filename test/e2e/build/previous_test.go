@@ -37,7 +37,7 @@ func repository(t *testing.T, tags ...string) string {
 	return root
 }
 
-func TestPreviousRevision(t *testing.T) {
+func TestPreviousRevisionIsARelease(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		tags []string
@@ -89,7 +89,7 @@ func TestPreviousRevisionFailsInShallowClone(t *testing.T) {
 	}
 }
 
-func TestProtocolOf(t *testing.T) {
+func TestProtocolOfReadsTheSource(t *testing.T) {
 	root, err := moduleRoot(t.Context(), productModule)
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 	"kubevpn/test/image"
 )
 
-// PythonProgram is where Debian has its Python, and the image that Python makes of it.
+// PythonProgram is the path of Python, both in Debian and in the image that Python makes.
 const PythonProgram = "/usr/bin/python3"
 
 // Python writes an image with this machine's Python to dir/python.tar: the interpreter of Debian's package python3, the
@@ -95,7 +95,7 @@ func writeImage(layer []byte, config v1.Config, ref, file string) error {
 	return image.WriteTar(img, ref, file)
 }
 
-// addFile adds a file under its own path. A link becomes what it leads to.
+// addFile adds a file under its own path. It follows links.
 func addFile(w *tar.Writer, name string) error { return addFileAs(w, name, name) }
 
 func addFileAs(w *tar.Writer, name, as string) error {
@@ -116,7 +116,7 @@ func addFileAs(w *tar.Writer, name, as string) error {
 	return err
 }
 
-// librariesOf are the files that a program is linked to, the dynamic linker among them.
+// librariesOf returns the files that a program is linked to, including the dynamic linker.
 func librariesOf(ctx context.Context, program string) ([]string, error) {
 	out, err := exec.CommandContext(ctx, "ldd", program).Output()
 	if err != nil {

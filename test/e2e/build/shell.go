@@ -11,11 +11,11 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// shellPrograms are what a person who looks around in a container has a use for.
+// shellPrograms are the programs that a user needs to inspect a container.
 var shellPrograms = []string{"sh", "cat", "curl", "env", "id", "ls", "sleep", "stat", "stty", "touch", "tty", "uname"}
 
-// Shell writes an image to dir/shell.tar with the application of App, which dir has, as its entrypoint, and with a
-// shell of this machine, in which one can look around. Its environment has IMAGE=shell and COLOR=image.
+// Shell writes an image to dir/shell.tar. It contains the application of App, which dir must contain, as its
+// entrypoint, and shellPrograms of this machine. Its environment has IMAGE=shell and COLOR=image.
 func Shell(ctx context.Context, dir, ref string) error {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)

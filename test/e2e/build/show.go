@@ -9,8 +9,8 @@ import (
 	"kubevpn/test/image"
 )
 
-// Show builds show, and the image that runs it, into dir: show and show.tar. The image has variables of its own, and a
-// cat.
+// Show builds the program show and its image into dir: show and show.tar. The image sets its own variables and contains
+// a cat.
 func Show(ctx context.Context, dir, ref string) error {
 	if err := test(ctx, dir, "show"); err != nil {
 		return err

@@ -1,8 +1,8 @@
 //go:build linux
 
-// Demo shows kubevpn on a real cluster, from nothing to "Connected" and back to nothing: `make demo` builds the
-// programs and the image, then runs it from the folder test with the image's name. The cluster stays up, to be looked
-// at, until `make demo-down`.
+// Demo shows kubevpn on a real cluster: it connects, fetches a page and disconnects. `make demo` builds the programs
+// and the image, and then runs Demo in the folder test with the image's name. The cluster keeps running until `make
+// demo-down`.
 package main
 
 import (
@@ -40,7 +40,7 @@ type demo struct {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) != 1 {
-		return errors.New("which image? run `make demo`, which builds it and gives its name")
+		return errors.New("no image given; run `make demo`, which builds the image and passes its name")
 	}
 	d, err := prepare(ctx, args[0])
 	if err != nil {
@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	if after != before {
-		return fmt.Errorf("the laptop is not as it was.\nbefore:\n%s\nafter:\n%s", before, after)
+		return fmt.Errorf("disconnect has not restored the laptop.\nbefore:\n%s\nafter:\n%s", before, after)
 	}
 	fmt.Print(after)
 	fmt.Println("Links, routes, rules, firewall and resolv.conf are as they were before connect.")
@@ -159,7 +159,7 @@ func (d *demo) ask(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// traces is where a VPN could leave something on the laptop.
+// traces returns the parts of the laptop's state that a VPN could change.
 func (d *demo) traces(ctx context.Context) (string, error) {
 	cmd, err := d.Command(ctx, "laptop", "sh", "-c",
 		"ip -brief link; ip rule; ip route show table all; nft list ruleset; cat /etc/resolv.conf")

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// dialEvery is the pause between two conns of the whole attack: it must exhaust what it attacks and not the
+	// dialEvery is the pause between two conns of the whole attack. The attack must exhaust its targets, but not the
 	// machine, whose processors the laptops of the test share.
 	dialEvery = 2 * time.Millisecond
-	// hugeHead is the size of a head that does not end: what net/http accepts unless it is told otherwise.
+	// hugeHead is the size of a head that does not end: the default limit of net/http.
 	hugeHead = 1 << 20
 	// dialTimeout is generous, because the machine is busy.
 	dialTimeout = 10 * time.Second
@@ -58,8 +58,8 @@ type attacker struct {
 	done report
 }
 
-// runAttack attacks ports (ADDRESS:PORT), and then writes what it did as JSON. It first writes a line when each port
-// has been attacked by each method.
+// runAttack attacks ports (ADDRESS:PORT), and then writes a report as JSON. Before that, it writes a line as soon as it
+// has attacked each port by each method.
 func runAttack(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("attack", flag.ContinueOnError)
 	limit := flags.Duration("for", time.Minute, "when to end if no signal comes first")
@@ -126,7 +126,7 @@ func hold(_ context.Context, conn net.Conn) error {
 	return err
 }
 
-// send sends bytes that begin something, and then nothing.
+// send sends the beginning of a message, and then nothing.
 func send(ctx context.Context, conn net.Conn, b []byte) error {
 	if _, err := conn.Write(b); err != nil {
 		return err
@@ -181,7 +181,7 @@ func continuations(ctx context.Context, conn net.Conn) error {
 		for n := 0; fields.Len() < fragment; n++ {
 			next = append(next, hpack.HeaderField{Name: fmt.Sprintf("%x-%x", sent, n), Sensitive: true}) // in no table
 			for _, f := range next {
-				_ = encoder.WriteField(f) // a bytes.Buffer fails never
+				_ = encoder.WriteField(f) // a bytes.Buffer never fails
 			}
 			next = next[:0]
 		}

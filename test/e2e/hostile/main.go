@@ -1,16 +1,15 @@
-// Command hostile plays a traffic manager that has turned against its users, for the suite of the same name. It runs in
-// the place of `traffic manager`: same arguments, same ports. How it attacks a laptop, the laptop chooses by its
-// namespace:
+// Command hostile is a malicious traffic manager for the suite of the same name. It replaces `traffic manager`, with
+// the same arguments and ports. The namespace of a laptop selects the attack on that laptop:
 //
 //	route-resolver   leases a resolver outside of the inner network
-//	route-world      states networks of the public internet, and the default route, as the cluster's
+//	route-world      announces public networks and the default route as networks of the cluster
 //	domain           claims the cluster domain "com"
 //	terminal         rejects the laptop with a message full of escape sequences
 //	names            sends two million Service names
 //	message          sends one control message of 1 GiB
 //	streams          opens 200 000 streams to the laptop
 //
-// With the argument attack it is a pod instead that attacks the ports of others (attack.go):
+// With the argument attack it attacks the ports of other pods instead (attack.go):
 //
 //	hostile attack [-for 1m] ADDRESS:PORT...
 package main
@@ -54,7 +53,7 @@ func main() {
 
 func run(ctx context.Context) error {
 	healthy := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
-	go func() { _ = http.ListenAndServe(fmt.Sprintf(":%d", api.HealthPort), healthy) }() // the kubelet finds out
+	go func() { _ = http.ListenAndServe(fmt.Sprintf(":%d", api.HealthPort), healthy) }() // the kubelet notices
 	var network net.ListenConfig
 	listener, err := network.Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", api.ManagerPort))
 	if err != nil {
@@ -165,7 +164,7 @@ func attack(ctx context.Context, s *transport.Session, in *transport.Incoming) e
 	return nil
 }
 
-// How much the manager sends at the most: more than a laptop holds.
+// The limits of what the manager sends: more than a laptop can hold.
 const (
 	names   = 2_000_000
 	message = 1 << 30 // bytes
@@ -200,7 +199,7 @@ func sendMessage(w io.Writer) error {
 	return nil
 }
 
-// benign is the hello of a manager that a laptop connects to: its cluster is the lab's.
+// benign returns a hello with the lab's cluster, which a laptop accepts.
 func benign(hello api.ClientHello) *api.ManagerHello {
 	inner := netip.MustParsePrefix("198.19.0.0/16")
 	return &api.ManagerHello{
@@ -217,7 +216,7 @@ func benign(hello api.ClientHello) *api.ManagerHello {
 	}
 }
 
-// open opens streams until all are open or the session ends. A laptop that rejects them costs a frame each.
+// open opens streams until all are open or the session ends. A laptop that rejects a stream sends one frame.
 func open(ctx context.Context, s *transport.Session) error {
 	for i := range streams {
 		p, err := s.OpenPackets(ctx,
@@ -226,7 +225,7 @@ func open(ctx context.Context, s *transport.Session) error {
 		if err != nil {
 			return err
 		}
-		// The laptop may have rejected it meanwhile, which is no reason to stop.
+		// The laptop may already have rejected the stream, which is no reason to stop.
 		if err := p.WritePacket(make([]byte, 1200)); err != nil && s.Err() != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
-// Show tells what a program finds where it runs, as JSON: its environment, and what is below the paths that are its
-// arguments. In a pod and on a laptop it says the same, or something differs. With -wait it waits for SIGTERM instead,
-// as a pod's program does. Under the name of cat it is that.
+// Show prints as JSON what a program finds where it runs: its environment, and the files below the paths in its
+// arguments. Suites compare its output in a pod with its output on a laptop. With -wait it waits for SIGTERM instead,
+// as a pod's program does. Under the name cat it copies files as cat does.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"syscall"
 )
 
-// world is what there is.
+// world is the output.
 type world struct {
 	Env      map[string]string `json:"env"`
 	Files    map[string]file   `json:"files"`
@@ -63,7 +63,7 @@ func run(args []string) error {
 	return json.NewEncoder(os.Stdout).Encode(w)
 }
 
-// add adds what is at path, with what links lead to, and without what only the kubelet's way of writing needs.
+// add adds the files at path. It follows links, and skips the entries by which the kubelet updates files atomically.
 func (w *world) add(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
