@@ -20,7 +20,7 @@ type Family struct {
 	Pods       netip.Prefix // the cluster's pod range; each node has a part of it, see PodRange
 	Services   netip.Prefix
 	Router     netip.Addr // on NodeNet: the nodes' gateway and name server
-	Control    netip.Addr // on NodeNet: the control plane's, where that is not on node 1
+	Control    netip.Addr // on NodeNet: the control plane, if it is not on node 1
 	Gateway    netip.Addr // on LaptopNet: the laptop's gateway and name server
 	Laptop     netip.Addr
 	Outside    netip.Addr // www.outside.test, on the router, routed to from everywhere
@@ -110,7 +110,7 @@ func (c Config) Families() []Family {
 	return []Family{ipv4(c.Ranges)}
 }
 
-// Registry returns the address of the one registry that the nodes use without TLS. Nothing listens there until a
+// Registry returns the address of the registry that the nodes use without TLS. Nothing listens there until a
 // program serves a registry on the router (Lab.Listen). The laptop reaches it too.
 func (c Config) Registry() netip.AddrPort {
 	return netip.AddrPortFrom(c.Families()[0].Outside, RegistryPort)

@@ -20,7 +20,8 @@ import (
 )
 
 // Dial opens a connection from one of the lab's places ("laptop", "router", "node1"...), as a program there would. The
-// address must be numeric. It fits rest.Config's Dial. From a guest it is for streams, and has other addresses.
+// address must be numeric. Dial has the signature of rest.Config's Dial. From a guest it opens only streams, and the
+// connection reports other addresses.
 func (l *Lab) Dial(ctx context.Context, place, network, address string) (net.Conn, error) {
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		return nil, fmt.Errorf("dialing from %s: %w", place, err)
@@ -39,7 +40,7 @@ func (l *Lab) dialFrom(ctx context.Context, place, network, address string) (net
 			return err
 		}
 		var err error
-		// A single numeric address is dialled by this goroutine, so on this thread.
+		// This goroutine dials a single numeric address itself, so it stays on this thread.
 		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
 		return err
 	})
@@ -47,7 +48,7 @@ func (l *Lab) dialFrom(ctx context.Context, place, network, address string) (net
 }
 
 // Listen opens a listener in one of the lab's places that is not a guest, as a program there would. The address must be
-// numeric. The listener is the caller's; the place's network lasts at least until the caller closes it.
+// numeric. The caller owns the listener; the place's network lasts at least until the caller closes it.
 func (l *Lab) Listen(place, network, address string) (net.Listener, error) {
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		return nil, fmt.Errorf("listening in %s: %w", place, err)
@@ -64,7 +65,7 @@ func (l *Lab) Listen(place, network, address string) (net.Listener, error) {
 			return err
 		}
 		var err error
-		// A numeric address is resolved by this goroutine, so on this thread.
+		// This goroutine resolves a numeric address itself, so it stays on this thread.
 		listener, err = net.Listen(network, address)
 		return err
 	})
@@ -130,7 +131,7 @@ func (a *api) do(ctx context.Context, method, path, contentType string, body []b
 	}
 	if response.StatusCode/100 != 2 {
 		status := struct{ Message string }{strings.TrimSpace(string(answer))}
-		_ = json.Unmarshal(answer, &status) // not every answer is a Status: then the text stands
+		_ = json.Unmarshal(answer, &status) // not every answer is a Status; the message is then the text
 		return fmt.Errorf("%s %s: %w", method, path, &statusError{response.StatusCode, status.Message})
 	}
 	if result == nil {

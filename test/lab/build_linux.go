@@ -22,12 +22,12 @@ import (
 
 // programs contains the paths of a lab's programs and images in the cache.
 type programs struct {
-	Kube    string   `json:"kube"` // all of Kubernetes' components, and kubectl
+	Kube    string   `json:"kube"` // all components of Kubernetes, and kubectl
 	Etcd    string   `json:"etcd"`
 	Pause   string   `json:"pause"`
 	Outside string   `json:"outside"`
-	Guest   string   `json:"guest"`  // a guest's first process, and what stands in for its programs
-	Shim    string   `json:"shim"`   // of the guests' kernel; empty where there are none
+	Guest   string   `json:"guest"`  // a guest's first process, and the stand-in for its programs
+	Shim    string   `json:"shim"`   // for the guests' kernel; empty without guests
 	Images  []string `json:"images"` // archives: pause, coredns, echo
 }
 
@@ -35,7 +35,7 @@ type programs struct {
 type program struct {
 	name  string
 	dir   string   // in the repository
-	extra []string // files and packages' directories, in the repository, that it is built from besides those in dir
+	extra []string // more source files and package directories in the repository, besides dir
 	hint  string   // the progress message of a long build
 	image string   // the image to make of it, if any
 	// module is the module file in dir; empty: go.mod. Its checksums are beside it, as in 1.31.mod and 1.31.sum.
@@ -63,13 +63,13 @@ func buildList(kubernetes string) []program {
 	}
 }
 
-// helmProgram is helm, which no lab itself needs.
+// helmProgram returns helm, which no lab itself needs.
 func helmProgram() program {
 	return program{name: "helm", dir: "test/lab/cluster/helm", hint: "Helm (about a minute, once)"}
 }
 
-// flags are go build's flags, and part of what names a build. Without cgo: images have no C library, and the
-// machine may have no C compiler.
+// flags returns the flags of go build, which are part of the name of a build. They disable cgo: images have no C
+// library, and the machine may have no C compiler.
 func (p program) flags(source string) ([]string, error) {
 	ldflags := "-s -w"
 	if p.ldflags != nil {
@@ -86,8 +86,8 @@ func (p program) flags(source string) ([]string, error) {
 	return flags, nil
 }
 
-// kubernetesVersion are the linker's flags that tell Kubernetes' programs their version, which they do not know when
-// built as a module: clients and kubeconfig plugins ask for it.
+// kubernetesVersion returns the linker's flags that set the version of Kubernetes' programs. Built as a module, they do
+// not know it, but clients and kubeconfig plugins ask for it.
 func kubernetesVersion(source, module string) (string, error) {
 	file := filepath.Join(source, "test/lab/cluster/kube", cmp.Or(module, "go.mod"))
 	b, err := os.ReadFile(file)
@@ -113,11 +113,11 @@ func kubernetesVersion(source, module string) (string, error) {
 }
 
 // Build builds Kubernetes' components, etcd, CoreDNS and the lab's own programs and images, unless the cache has them.
-// Each is kept under the hash of its sources, go.mod, go.sum and the version of Go, in
+// The name of each contains the hash of its sources, go.mod, go.sum and the version of Go:
 //
 //	CACHE/kubevpn-lab/NAME-HASH/
 //
-// so that a changed version is built again and an old one can simply be deleted.
+// A changed version is thus built again, and users can delete an old one.
 func (l *Lab) Build(ctx context.Context) error {
 	source, err := findSource(l.config.Source)
 	if err != nil {
@@ -184,7 +184,7 @@ func (l *Lab) cached(ctx context.Context, p program, source, cache string) (stri
 	return dir, l.buildProgram(ctx, p, source, dir)
 }
 
-// buildProgram makes dir with the program, and its image, in it. Two that want the same wait for each other.
+// buildProgram creates dir with the program and its image. Concurrent builds of the same program wait for each other.
 func (l *Lab) buildProgram(ctx context.Context, p program, source, dir string) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil // it appears whole or not at all
@@ -199,7 +199,7 @@ func (l *Lab) buildProgram(ctx context.Context, p program, source, dir string) e
 	}
 	defer unlock()
 	if _, err := os.Stat(dir); err == nil {
-		return nil // built by the one that was waited for
+		return nil // another process has built it
 	}
 	temp, err := os.MkdirTemp(parent, "."+p.name+"-")
 	if err != nil {
@@ -211,7 +211,7 @@ func (l *Lab) buildProgram(ctx context.Context, p program, source, dir string) e
 	}
 	goTool, err := exec.LookPath("go")
 	if err != nil {
-		return fmt.Errorf("building %s takes Go, which is not in PATH: %w", p.name, err)
+		return fmt.Errorf("building %s needs Go, which is not in PATH: %w", p.name, err)
 	}
 	binary := filepath.Join(temp, p.name)
 	flags, err := p.flags(source)
@@ -233,7 +233,7 @@ func (l *Lab) buildProgram(ctx context.Context, p program, source, dir string) e
 	return os.Rename(temp, dir)
 }
 
-// compile runs go build in dir, and shows how many of the packages that it must compile it has begun.
+// compile runs go build in dir. It shows how many of the packages go build has begun to compile.
 func (l *Lab) compile(ctx context.Context, p program, goTool string, flags []string, dir, binary string) error {
 	var built compiled
 	done := l.progress.counted(built.status, "building %s", p.hint)
@@ -276,7 +276,7 @@ func (l *Lab) lockBuild(file string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// hash names what p is built from.
+// hash returns a hash of the sources of p.
 func (p program) hash(source string) (string, error) {
 	var files []string
 	module := cmp.Or(p.module, "go.mod")
@@ -331,7 +331,7 @@ func cacheDir(configured string) (string, error) {
 	return filepath.Join(home, ".cache", "kubevpn-lab"), nil
 }
 
-// findSource finds the repository above the working directory or above this program.
+// findSource returns the repository above the working directory or above this program.
 func findSource(configured string) (string, error) {
 	var starts []string
 	if configured != "" {

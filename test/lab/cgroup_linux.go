@@ -22,12 +22,12 @@ const cgroupRoot = "/sys/fs/cgroup"
 //	kubevpn-lab-NAME/nodeN/daemons     etcd, API server, ..., containerd and its shims, kubelet, kube-proxy
 //	kubevpn-lab-NAME/nodeN/kubepods    pods, by kubelet
 //
-// They confine nothing; they are there so that every process can be found.
+// The groups limit nothing. The lab uses them to find every process.
 type cgroups struct {
 	name        string   // kubevpn-lab-NAME
-	root        string   // where v2's hierarchy is mounted, if it is the only one
-	hierarchies []string // where each is mounted that processes are put into: v1's, or v2's one
-	all         []string // those, and the v2 one that may be there besides v1's: runc makes groups in it too
+	root        string   // the mount point of v2, if it is the only hierarchy
+	hierarchies []string // the mount points of the hierarchies for processes: all of v1, or the one of v2
+	all         []string // hierarchies, and v2 beside v1: runc creates groups there too
 }
 
 func newCgroups(lab string) (*cgroups, error) {
@@ -160,15 +160,15 @@ func (c *cgroups) exists() bool {
 	})
 }
 
-// processes lists all processes in the lab's groups; with v1 also those, such as this one just after it started
-// something, that have a thread there.
+// processes lists all processes in the lab's groups. With v1 it also lists processes that have a thread there, such as
+// this one just after it has started a program.
 func (c *cgroups) processes() ([]int, error) {
 	var pids []int
 	for _, h := range c.all {
 		err := c.walk(h, func(dir string) error {
 			b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 			if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-				return nil // removed since
+				return nil // another process has removed it
 			}
 			if err != nil {
 				return err

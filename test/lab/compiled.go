@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// compiled reads the output of `go list` and `go build -v`: a line for each module that is downloaded and for each
-// package whose compilation begins, and errors. It is safe for concurrent use.
+// compiled reads the output of `go list` and `go build -v`: a line for each downloaded module, a line for each package
+// whose compilation begins, and errors. It is safe for concurrent use.
 type compiled struct {
 	mu    sync.Mutex
 	began time.Time
@@ -52,7 +52,7 @@ func (c *compiled) Write(p []byte) (int, error) {
 	}
 }
 
-// status says how far the build is. The time is an estimate: packages take differently long.
+// status reports the progress of the build. The remaining time is an estimate, because packages take different times.
 func (c *compiled) status() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

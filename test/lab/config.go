@@ -16,9 +16,9 @@ import (
 // ProxyMode is the mode of kube-proxy on the cluster's nodes.
 type ProxyMode string
 
-// The modes. With ProxyNone there is no kube-proxy and no ClusterIP works inside the cluster, not even DNS's. With
-// ProxyIPVS the nodes run on the machine's kernel if that has ip_vs, and else each in a guest, a user-mode Linux kernel
-// of its own, see package guest; the control plane then has a place of its own, "control".
+// The modes. With ProxyNone there is no kube-proxy, and no ClusterIP works inside the cluster, not even that of DNS.
+// With ProxyIPVS the nodes run on the machine's kernel if that has ip_vs. Otherwise each node runs in a guest, a
+// user-mode Linux kernel (see package guest), and the control plane has its own place, "control".
 const (
 	ProxyIPTables ProxyMode = "iptables"
 	ProxyNFTables ProxyMode = "nftables"
@@ -37,23 +37,23 @@ type Config struct {
 	// NodeModes are the modes of nodes 1, 2, ... that differ from ProxyMode, as during a migration; "": ProxyMode. The
 	// ConfigMap of kube-proxy has ProxyMode.
 	NodeModes []ProxyMode
-	// Kubernetes is an older minor version, which test/lab/cluster/kube has a module file for, as in "1.31"; default
+	// Kubernetes is an older minor version for which test/lab/cluster/kube has a module file, as in "1.31"; default
 	// $KUBEVPN_LAB_KUBERNETES, or else the newest.
 	Kubernetes string
 	IPv6       bool // dual-stack, IPv4 first
-	// which of two sets of address ranges, 1 (default) or 2: labs that are joined have different ones
+	// Ranges selects one of two sets of address ranges, 1 (default) or 2. Labs that are joined need different sets.
 	Ranges int
 
-	// ProxySettings are fields of KubeProxyConfiguration, by their paths, and their values in YAML:
+	// ProxySettings maps the paths of fields of KubeProxyConfiguration to their values in YAML:
 	// "ipvs.strictARP": "true".
 	ProxySettings map[string]string
 
 	Dir      string    // of all labs' state; default $KUBEVPN_LAB_DIR or /var/lib/kubevpn-lab
 	Cache    string    // of built programs; default $KUBEVPN_CACHE, $XDG_CACHE_HOME or ~/.cache
-	Source   string    // the repository; default: found from the working directory or from the program's own place
-	Progress io.Writer // what is being done, line by line; default: nowhere
+	Source   string    // the repository; default: found above the working directory or the program
+	Progress io.Writer // receives a line for each step; default: none
 
-	guests bool // nodes are guests; found out by Up, see hostHasIPVS
+	guests bool // nodes are guests; set by Up, see hostHasIPVS
 }
 
 func (c Config) withDefaults() Config {

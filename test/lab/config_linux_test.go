@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestAddresses(t *testing.T) {
+func TestAddressesAreInTheirNetworks(t *testing.T) {
 	for _, test := range []struct {
 		family                 Family
 		node, pods, dns, cross string
@@ -49,7 +49,7 @@ func TestRangesAreDisjoint(t *testing.T) {
 	}
 }
 
-func TestValidate(t *testing.T) {
+func TestValidateRejectsWrongConfigurations(t *testing.T) {
 	for _, test := range []struct {
 		config Config
 		want   string
@@ -80,7 +80,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestShape(t *testing.T) {
+func TestShapeDescribesTheLab(t *testing.T) {
 	for _, test := range []struct {
 		config Config
 		want   string
@@ -97,7 +97,7 @@ func TestShape(t *testing.T) {
 	}
 }
 
-func TestPKI(t *testing.T) {
+func TestPKIIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Name: "x", IPv6: true}.withDefaults()
 	if err := c.writePKI(dir); err != nil {
@@ -121,7 +121,7 @@ func TestPKI(t *testing.T) {
 	for _, test := range []struct {
 		file, name string
 		groups     []string
-		hosts      []string // names and addresses that a client may call the server by
+		hosts      []string // names and addresses that clients use for the server
 	}{
 		{"apiserver.crt", "kube-apiserver", nil, []string{"10.99.0.1", "fd00:10:99::1", "10.96.0.1", "fd00:10:96::1", "127.0.0.1", "kubernetes.default.svc"}},
 		{"node2.crt", "system:node:x-node2", []string{"system:nodes"}, []string{"10.99.0.2", "fd00:10:99::2", "x-node2"}},
@@ -132,7 +132,7 @@ func TestPKI(t *testing.T) {
 	} {
 		certificate := read(test.file)
 		if certificate.Subject.CommonName != test.name || !cmp.Equal(certificate.Subject.Organization, test.groups) {
-			t.Errorf("%s is of %v", test.file, certificate.Subject)
+			t.Errorf("the subject of %s is %v", test.file, certificate.Subject)
 		}
 		_, err := certificate.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		if err != nil {
@@ -157,7 +157,7 @@ func TestPKI(t *testing.T) {
 	}
 }
 
-func TestKubeconfig(t *testing.T) {
+func TestKubeconfigIsSelfContained(t *testing.T) {
 	c := Config{Name: "x", Ranges: 2}.withDefaults()
 	got := string(c.kubeconfig(Developer, []byte("CA"), keyPair{[]byte("CERT"), []byte("KEY")}))
 	want := `apiVersion: v1
@@ -188,7 +188,7 @@ current-context: x
 	}
 }
 
-func TestCNIConfig(t *testing.T) {
+func TestCNIConfigRoutesPods(t *testing.T) {
 	want := `{
   "cniVersion": "0.4.0",
   "name": "lab",
@@ -234,7 +234,7 @@ func TestCNIConfig(t *testing.T) {
 	}
 }
 
-func TestMasquerade(t *testing.T) {
+func TestMasqueradeCoversPodsOnly(t *testing.T) {
 	want := `table ip lab {
 	chain postrouting {
 		type nat hook postrouting priority 100; policy accept;
@@ -277,7 +277,7 @@ func TestConfigurationsAreYAML(t *testing.T) {
 	}
 }
 
-func TestManifest(t *testing.T) {
+func TestManifestHasNoPlaceholders(t *testing.T) {
 	c := Config{IPv6: true}.withDefaults()
 	manifest := c.manifest()
 	for _, placeholder := range []string{"_IMAGE", "API_", "DNS_"} {

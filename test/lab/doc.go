@@ -1,5 +1,5 @@
-// Package lab starts a real Kubernetes cluster on one Linux machine, and a laptop beside it: what the demo shows and
-// the end-to-end tests run on.
+// Package lab starts a real Kubernetes cluster and a laptop beside it on one Linux machine, for the demo and the
+// end-to-end tests.
 //
 //	NAME-laptop                NAME-router                     NAME-node1                  NAME-node2 ...
 //	┌──────────────┐  10.98.0  ┌──────────────┐  10.99.0       ┌───────────────────────┐   ┌───────────────────┐
@@ -12,14 +12,14 @@
 //	                                                  │        └───────────────────────┘ │ └───────────────────┘
 //	                                                  └──────────────────────────────────┘
 //
-// Each box is a network namespace; a node is a mount namespace and a host name too, with its own /run, /var/lib and
-// /var/log. The nodes have routes to each other's pods. The router has none, neither to pods nor to Services, so the
-// laptop reaches the nodes' addresses (the API server is https://10.99.0.1:6443) and nothing behind them. Nodes pull
-// without TLS from 203.0.113.10:5000, on the router, if a test serves a registry there. Pods leave the cluster
-// masqueraded as their node. With Config.IPv6 every network has a second range, from fd00:10::/32.
+// Each box is a network namespace. A node is also a mount namespace and a host name, with its own /run, /var/lib and
+// /var/log. The nodes have routes to each other's pods. The router has no routes to pods or Services, so the laptop
+// reaches the nodes' addresses (the API server is https://10.99.0.1:6443) and nothing behind them. If a test serves a
+// registry at 203.0.113.10:5000, on the router, nodes pull from it without TLS. Packets of pods leave the cluster with
+// the address of their node. With Config.IPv6 every network has a second range, from fd00:10::/32.
 //
-// kube-proxy's IPVS mode needs a kernel with ip_vs. If the machine's has none, each node is a guest, user-mode Linux
-// with the machine's files and programs (see package guest), and NAME-nodeN only holds its wire:
+// kube-proxy's IPVS mode needs a kernel with ip_vs. If the machine's kernel lacks it, each node is a guest: user-mode
+// Linux with the machine's files and programs (see package guest). NAME-nodeN then only holds the guest's wire:
 //
 //	NAME-router       NAME-control               NAME-node1
 //	┌───────────┐     ┌───────────────────┐.253  ┌──────────────────────────┬─────────────────────────────┐
@@ -30,14 +30,14 @@
 //	               └── NAME-node2 ...            │ 169.254.1.1              │ 169.254.1.2                 │
 //	                                             └──────────────────────────┴─────────────────────────────┘
 //
-// Nothing of a lab is in the machine's own network namespace, so labs of different names use the same addresses side
-// by side. A lab owns the following, and Down looks for it after any crash:
+// A lab adds nothing to the machine's own network namespace, so labs of different names use the same addresses side by
+// side. A lab owns the following objects, and Down looks for them after any crash:
 //
 //	/var/lib/kubevpn-lab/NAME             state, keys, logs, data
-//	/run/netns/NAME-{laptop,router,nodeN} network namespaces, and NAME-control; every process in one is the lab's
-//	/etc/netns/NAME-laptop                the laptop's resolv.conf, hosts, nsswitch.conf, which `ip netns exec` puts in place
-//	/sys/fs/cgroup/**/kubevpn-lab-NAME    control groups; every process in one is the lab's
+//	/run/netns/NAME-{laptop,router,nodeN} network namespaces, and NAME-control; the lab owns every process in them
+//	/etc/netns/NAME-laptop                the laptop's resolv.conf, hosts, nsswitch.conf, which `ip netns exec` mounts
+//	/sys/fs/cgroup/**/kubevpn-lab-NAME    control groups; the lab owns every process in them
 //
-// Kubernetes, etcd and CoreDNS are built from their Go modules, once, into a cache (see Build). The lab's processes
-// are not supervised: they outlive the program that called Up, and one that dies stays dead until Restart.
+// Kubernetes, etcd and CoreDNS are built once from their Go modules, into a cache (see Build). The lab does not
+// supervise its processes: they outlive the program that called Up, and a process that dies stays dead until Restart.
 package lab

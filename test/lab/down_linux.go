@@ -57,7 +57,7 @@ func (l *Lab) remains() ([]string, error) {
 }
 
 // namesIn lists the entries of a directory that have the name of one of the lab's namespaces, for any number of nodes,
-// or of one that a suite adds and its end may leave: another laptop, a Docker Engine.
+// or the name of a namespace that a suite adds and may leave: another laptop, a Docker Engine.
 func (l *Lab) namesIn(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -27,7 +27,7 @@ const guestKernel = "linux.uml"
 // guestMemory is the memory limit of a guest. A guest allocates it on demand and never releases it.
 const guestMemory = "1536M"
 
-// The wire that a guest is commanded over has its place at one end, the guest at the other, and nobody else on it.
+// The link for commands to a guest has two addresses: one of the guest's place, and one of the guest.
 const (
 	controlLink = "control"
 	controlPeer = "guest" // the guest's end
@@ -38,8 +38,8 @@ const (
 // inGuest reports whether the programs of a place run in a guest.
 func (l *Lab) inGuest(place string) bool { return l.config.guests && strings.HasPrefix(place, "node") }
 
-// inPlace is the command line of a program in a place: in a guest that of its stand-in. Of the programs with one name,
-// if it is not empty, a guest runs only one at a time.
+// inPlace returns the command line of a program in a place. In a guest this is the command line of the stand-in. If
+// name is not empty, a guest runs only one program of that name at a time.
 func (l *Lab) inPlace(place, name string, argv ...string) []string {
 	if !l.inGuest(place) {
 		return argv
@@ -114,7 +114,7 @@ func buildShim(ctx context.Context, cache string) (string, error) {
 		return "", err
 	}
 	temp.Close()
-	defer os.Remove(temp.Name()) // after the rename there is nothing to remove
+	defer os.Remove(temp.Name()) // does nothing after the rename
 	command := exec.CommandContext(ctx, gcc, append(flags, "-o", temp.Name())...)
 	command.Stdin = strings.NewReader(shimSource)
 	if output, err := command.CombinedOutput(); err != nil {
@@ -182,8 +182,8 @@ func (l *Lab) startGuest(ctx context.Context, n int) error {
 	return nil
 }
 
-// ownMemory gives the current thread a mount namespace with a tmpfs for a guest's memory: its size and options are not
-// left to how the machine has mounted /dev/shm.
+// ownMemory gives the current thread a mount namespace with a tmpfs for a guest's memory, so that the size and the
+// options do not depend on the machine's /dev/shm.
 func ownMemory(dir string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("making a mount namespace: %w", err)

@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-func TestProxySettings(t *testing.T) {
+func TestProxySettingsReachTheConfiguration(t *testing.T) {
 	c := Config{ProxyMode: ProxyIPVS, ProxySettings: map[string]string{
 		"ipvs.strictARP": "true", "ipvs.scheduler": "sh", "conntrack.maxPerCore": "7", "nodePortAddresses": "[primary]",
 	}}.withDefaults()
@@ -39,7 +39,7 @@ func TestProxySettings(t *testing.T) {
 	}
 }
 
-func TestUnknownSettings(t *testing.T) {
+func TestUnknownSettingsAreReported(t *testing.T) {
 	const log = `I1121 04:21:15.788170    1430 options.go:498] "Using lenient decoding as strict decoding failed" err="strict decoding error: unknown field \"ipvs.strictArp\""
 I1121 04:21:16.156729    1430 shared_informer.go:349] "Waiting for caches to sync"
 `
@@ -85,7 +85,7 @@ func TestGuestPlaces(t *testing.T) {
 	}
 }
 
-func TestInPlace(t *testing.T) {
+func TestInPlaceUsesTheStandInOfAGuest(t *testing.T) {
 	l := New(Config{guests: true})
 	l.programs.Guest = "/cache/guest"
 	for _, test := range []struct {
@@ -106,7 +106,7 @@ func TestInPlace(t *testing.T) {
 	}
 }
 
-func TestNthProcessor(t *testing.T) {
+func TestNthProcessorWrapsAround(t *testing.T) {
 	var set unix.CPUSet
 	for _, cpu := range []int{1, 4, 6} {
 		set.Set(cpu)
@@ -118,7 +118,7 @@ func TestNthProcessor(t *testing.T) {
 	}
 }
 
-func TestBuildShim(t *testing.T) {
+func TestBuildShimUsesTheCache(t *testing.T) {
 	testenv.NeedPrograms(t, "gcc")
 	cache := t.TempDir()
 	file, err := buildShim(t.Context(), cache)
@@ -134,7 +134,7 @@ func TestBuildShim(t *testing.T) {
 		t.Errorf("the second time: %s, %v", again, err)
 	}
 	if found, err := os.Stat(again); err != nil || !os.SameFile(built, found) {
-		t.Errorf("it was built again: %v", err)
+		t.Errorf("the shim was built again: %v", err)
 	}
 	if left, err := filepath.Glob(filepath.Join(cache, "*")); err != nil || len(left) != 1 {
 		t.Errorf("in the cache: %v, %v", left, err)

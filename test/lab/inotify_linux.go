@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The inotify instances that a lab's programs take, counted in /proc/PID/fd: containerd, kubelet and kube-proxy on each
-// node, and the control plane. One user's instances are limited by fs.inotify.max_user_instances, which is Debian's 128
-// and not the lab's to change: it is the whole machine's.
+// The number of inotify instances that the lab's programs use, counted in /proc/PID/fd: containerd, kubelet and
+// kube-proxy on each node, and the control plane. fs.inotify.max_user_instances limits the instances of a user.
+// Debian's default is 128. The setting belongs to the whole machine, so the lab does not change it.
 const (
 	inotifyPerNode = 10
 	inotifyShared  = 14
 )
 
-// checkInotify fails if the programs of a lab of this many nodes would run out of inotify instances: they die of it,
-// with "too many open files". It takes as many as they will, and gives them back.
+// checkInotify fails if the programs of a lab with this many nodes would run out of inotify instances and die with "too
+// many open files". It creates as many instances as they use, and closes them again.
 func checkInotify(nodes int) error {
 	return tryInotify(nodes, func() (int, error) { return unix.InotifyInit1(unix.IN_CLOEXEC) })
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestInotify(t *testing.T) {
+func TestInotifyLimitIsChecked(t *testing.T) {
 	left := 20
 	err := tryInotify(2, func() (int, error) {
 		if left--; left < 0 {
@@ -17,7 +17,7 @@ func TestInotify(t *testing.T) {
 	})
 	for _, want := range []string{"only 20 inotify instances are left", "2 nodes take up to 34", "sysctl -w fs.inotify.max_user_instances=1024"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want it to say %q", err, want)
+			t.Errorf("got %v, want the text %q", err, want)
 		}
 	}
 	if err := checkInotify(1); err != nil {

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// requirement is a Debian package and programs whose presence shows that it, or an equivalent, is installed.
+// requirement is a Debian package, and programs whose presence shows that the package or an equivalent is installed.
 type requirement struct {
 	name     string
 	programs []string
@@ -28,7 +28,7 @@ func (l *Lab) requirements() []requirement {
 		{"conntrack", []string{"conntrack"}},
 		{"iproute2", []string{"ip"}},
 		{"util-linux", []string{"nsenter"}},
-		{"curl", []string{"curl"}}, // what the laptop's user has
+		{"curl", []string{"curl"}}, // for the user of the laptop
 	}
 	if l.config.usesIPVS() {
 		all = append(all, requirement{"ipvsadm", []string{"ipvsadm"}})
@@ -57,7 +57,7 @@ func (l *Lab) missing() []string {
 	return missing
 }
 
-// findCNI is the directory that holds the CNI plugins; empty where there is none.
+// findCNI returns the directory of the CNI plugins, or "" if there is none.
 func findCNI() string {
 	for _, dir := range []string{"/usr/lib/cni", "/opt/cni/bin"} {
 		if !slices.ContainsFunc([]string{"ptp", "host-local", "portmap", "loopback"}, func(name string) bool {
@@ -81,7 +81,7 @@ func (l *Lab) Install(ctx context.Context) error {
 	}
 	apt, err := systemProgram("apt-get")
 	if err != nil {
-		return fmt.Errorf("this machine lacks %s, and has no apt-get to install them with", strings.Join(missing, ", "))
+		return fmt.Errorf("this machine lacks %s, and has no apt-get to install them", strings.Join(missing, ", "))
 	}
 	l.progress.say("installing Debian packages: %s", strings.Join(missing, " "))
 	install := append([]string{"install", "--yes", "--no-install-recommends"}, missing...)
@@ -96,7 +96,7 @@ func (l *Lab) Install(ctx context.Context) error {
 		return err
 	}
 	if still := l.missing(); len(still) > 0 {
-		return fmt.Errorf("apt-get installed %s, and yet their programs are not there", strings.Join(still, ", "))
+		return fmt.Errorf("apt-get installed %s, but their programs are missing", strings.Join(still, ", "))
 	}
 	return nil
 }

@@ -14,8 +14,8 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// checkIPVS shows that it is IPVS that serves ClusterIPs, that they answer on each node and in its pods, over TCP and
-// UDP, and that what is to run beside kube-proxy can: a TUN device, and iptables in a network namespace of its own.
+// checkIPVS checks that IPVS serves ClusterIPs, that they answer on each node and in its pods over TCP and UDP, and
+// that the programs beside kube-proxy work: a TUN device, and iptables in a separate network namespace.
 func checkIPVS(t *testing.T, l *Lab) {
 	t.Helper()
 	var services []netip.Addr
@@ -75,7 +75,7 @@ func checkIPVS(t *testing.T, l *Lab) {
 	}
 }
 
-// checkGuests shows how a guest's programs end, and that they end with their stand-ins.
+// checkGuests checks how a guest's programs end, and that they end with their stand-ins.
 func checkGuests(t *testing.T, l *Lab) {
 	t.Helper()
 	if code := exitCode(t, l, "node1", "sh", "-c", "exit 7"); code != 7 {
@@ -94,8 +94,8 @@ func checkGuests(t *testing.T, l *Lab) {
 	})
 }
 
-// killGuest kills the guest of node 2. Its programs are processes that its kernel traces, and must not outlive it: they
-// would be this machine's.
+// killGuest kills the guest of node 2. Its programs are processes that its kernel traces. They must not outlive it,
+// because they would then be processes of this machine.
 func killGuest(t *testing.T, l *Lab) {
 	t.Helper()
 	kernel, _ := l.process("node-node2")
@@ -120,7 +120,7 @@ func exitCode(t *testing.T, l *Lab, place string, argv ...string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = command.Run() // the code is what it is about
+	_ = command.Run() // the test checks the exit code
 	return command.ProcessState.ExitCode()
 }
 

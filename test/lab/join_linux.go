@@ -5,10 +5,9 @@ import (
 	"net/netip"
 )
 
-// Join connects two labs' routers, so that each lab's laptop reaches the other's nodes and API server (and no more
-// pods or Services than before), and its outside address: the ground for one laptop with two clusters. The labs need
-// different Config.Ranges. The connection goes with either lab. To
-// join labs that are joined changes nothing.
+// Join connects two labs' routers, so that each lab's laptop reaches the nodes, the API server and the outside address
+// of the other lab, but none of its pods and Services. A laptop can then use two clusters. The labs need different
+// Config.Ranges. The connection ends when either lab ends. Joining labs that are already joined changes nothing.
 func (l *Lab) Join(other *Lab) error {
 	if l.config.Ranges == other.config.Ranges {
 		return fmt.Errorf("labs %q and %q have the same address ranges: bring one of them up with --ranges 2",
@@ -24,7 +23,7 @@ func (l *Lab) Join(other *Lab) error {
 		return err
 	}
 	defer there.Close()
-	// Named for the other end, as all the router's links are; at most 15 letters.
+	// The link is named after the other end, as all links of the router are; at most 15 letters.
 	hereLink, thereLink := "lab-"+fmt.Sprint(other.config.Ranges), "lab-"+fmt.Sprint(l.config.Ranges)
 	if _, err := here.handle.LinkByName(hereLink); err == nil {
 		return nil // joined before

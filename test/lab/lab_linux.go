@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Lab is one lab: up, or to be brought up, or to be cleaned away. Its methods may be called from several goroutines,
-// but only one of Up, Down and Restart runs at a time, over all programs on the machine; another one fails meanwhile.
+// Lab is one lab, which may or may not be up. Its methods may be called from several goroutines. Only one of Up, Down
+// and Restart runs at a time, across all programs on the machine; a second call fails.
 type Lab struct {
 	config   Config
 	progress *progress
@@ -88,12 +88,12 @@ func (l *Lab) Kubeconfig(user string) (string, error) {
 	return file, nil
 }
 
-// Command makes a command that runs in one of the lab's places: "laptop", "router", "node1"... The caller starts it.
-// Started or not, it is the caller's; Down kills whatever it leaves behind.
+// Command prepares a command that runs in one of the lab's places: "laptop", "router", "node1"... The caller owns and
+// starts it. Down kills the processes that it leaves.
 //
-// On the laptop and the router it runs through `ip netns exec`, so with their own resolv.conf and hosts and with a /sys
-// of their own; on a node in the node's mount namespace or in the guest, so that ctr finds containerd. In a guest it
-// is the command's stand-in that runs, see package guest.
+// On the laptop and the router, it runs through `ip netns exec`, with their own resolv.conf, hosts and /sys. On a node,
+// it runs in the node's mount namespace or in the guest, so that ctr finds containerd. For a guest, the command is a
+// stand-in, see package guest.
 func (l *Lab) Command(ctx context.Context, place string, argv ...string) (*exec.Cmd, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("no command given")

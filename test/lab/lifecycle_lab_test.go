@@ -50,7 +50,7 @@ func (w logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// stepWatcher is a Config.Progress that calls then once, when a step begins: a moment that does not depend on the
+// stepWatcher is a Config.Progress that calls then once, when a step begins. That moment does not depend on the
 // machine's speed.
 type stepWatcher struct {
 	io.Writer
@@ -153,8 +153,8 @@ func TestLabLifecycle(t *testing.T) {
 	}
 }
 
-// checkWaysOut: what is for no address of the lab's ends on the router. A ClusterIP's port that no Service has, say:
-// where kube-proxy has no rule for it, the node sends it by its default route.
+// checkWaysOut checks that packets to addresses outside of the lab end on the router. A node without a kube-proxy rule
+// for a port of a ClusterIP, for example, sends them along its default route.
 func checkWaysOut(t *testing.T, l *Lab) {
 	t.Helper()
 	on := func(place string, argv ...string) (string, error) {
@@ -169,7 +169,7 @@ func checkWaysOut(t *testing.T, l *Lab) {
 		nobody := nth(f.Services.Addr(), 200)
 		for _, to := range []netip.Addr{nobody, f.PodRange(1).Addr().Next(), netip.MustParseAddr("8.8.8.8"), netip.MustParseAddr("2001:4860:4860::8888")} {
 			if out, err := on("router", "ip", "route", "get", to.String()); err == nil || !strings.Contains(out, "unreachable") {
-				t.Errorf("the router has a way to %v: %s", to, out)
+				t.Errorf("the router has a route to %v: %s", to, out)
 			}
 		}
 	}
@@ -179,17 +179,18 @@ func checkWaysOut(t *testing.T, l *Lab) {
 	}
 	for line := range strings.Lines(out) {
 		if _, peer, found := strings.Cut(line, "link-netns "); !found || !strings.HasPrefix(peer, l.config.Name+"-") {
-			t.Errorf("the router has a wire to somewhere else: %s", line)
+			t.Errorf("the router has a link out of the lab: %s", line)
 		}
 	}
 	nobody := nth(l.config.Families()[0].Services.Addr(), 200).String()
 	if out, err := on("node1", "curl", "-sS", "-v", "--max-time", "3", "http://"+nobody+":4444/"); err == nil || strings.Contains(out, "Connected to") {
-		t.Errorf("somebody answers as %s: %s", nobody, out)
+		t.Errorf("a server answers as %s: %s", nobody, out)
 	}
 }
 
-// TestLabBrokenOff interrupts the start of a lab at every step, and checks that the lab can be removed and started.
-func TestLabBrokenOff(t *testing.T) {
+// TestInterruptedLabCanBeRemoved interrupts the start of a lab at every step, and checks that the lab can be removed
+// and started.
+func TestInterruptedLabCanBeRemoved(t *testing.T) {
 	for _, mode := range []ProxyMode{ProxyIPTables, ProxyIPVS} {
 		t.Run(string(mode), func(t *testing.T) { breakOff(t, Config{Name: "broken", Nodes: 1, ProxyMode: mode}) })
 	}
@@ -226,7 +227,7 @@ func breakOff(t *testing.T, c Config) {
 	for _, step := range []func() error{
 		half.chooseKernel, func() error { return half.Build(t.Context()) }, half.prepare, half.createNetwork, half.startEtcd,
 		func() error { return half.startNode(t.Context(), 1) },
-		func() error { return os.Remove(half.stateFile()) }, // what is left shows it all the same
+		func() error { return os.Remove(half.stateFile()) }, // the remains still identify the lab
 	} {
 		if err := step(); err != nil {
 			unlock()
@@ -234,7 +235,7 @@ func breakOff(t *testing.T, c Config) {
 		}
 	}
 	if up, err := half.alreadyUp(); up || err != nil {
-		t.Fatalf("after half a start: %v, %v", up, err)
+		t.Fatalf("after an interrupted start: %v, %v", up, err)
 	}
 	unlock()
 	if diff := cmp.Diff(before, machine(t, l)); diff != "" {
@@ -242,8 +243,8 @@ func breakOff(t *testing.T, c Config) {
 	}
 }
 
-// TestLabsJoined starts and joins two labs: each laptop reaches both API servers, and no pod of either.
-func TestLabsJoined(t *testing.T) {
+// TestLabsCanBeJoined starts and joins two labs: each laptop reaches both API servers, and no pod of either.
+func TestLabsCanBeJoined(t *testing.T) {
 	one := lifecycleLab(t, Config{Name: "one", Nodes: 1})
 	two := lifecycleLab(t, Config{Name: "two", Nodes: 1, Ranges: 2})
 	before := machine(t, one)
@@ -462,8 +463,8 @@ func pods(t *testing.T, l *Lab) []netip.Addr {
 	return addresses
 }
 
-// machine lists the state that a lab could leave behind on this machine, without that of other labs, which may come and
-// go meanwhile.
+// machine lists the state that a lab could leave behind on this machine. It leaves out other labs, which may start and
+// end during the test.
 func machine(t *testing.T, l *Lab) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}

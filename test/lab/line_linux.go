@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Line is what lies between a laptop and a cluster that is far away. Both directions are alike.
+// Line is a link between a laptop and a distant cluster. Both directions have the same properties.
 type Line struct {
 	RTT   time.Duration // there and back, without a queue
 	Rate  float64       // bits a second; 0: no limit
 	Loss  float64       // the part of the packets that is lost, 0 to 1
-	Queue time.Duration // what waits for the line at most, in front of it; 0: LineQueue
+	Queue time.Duration // maximum time of a packet in the queue; 0: LineQueue
 }
 
-// String returns "60ms, 100 Mb/s, 0.1 % loss", without what the line does not limit.
+// String returns "60ms, 100 Mb/s, 0.1 % loss", without unlimited values.
 func (line Line) String() string {
 	s := line.RTT.String()
 	if line.Rate > 0 {
@@ -38,15 +38,15 @@ const (
 
 	lineLink = "line0" // both ends
 	lineMTU  = 1500
-	etherLen = 14 // what a packet takes of the line beyond itself
+	etherLen = 14 // the overhead of each packet on the line
 )
 
-// Stretch moves the laptop's default route to a line, until stop is called or the program ends: kernels that lack netem
-// have no other way to be slow. The line is a pair of TUN devices, and this program carries the packets between them:
+// Stretch moves the laptop's default route to a line, until stop is called or the program ends. It needs no netem,
+// which some kernels lack. The line is a pair of TUN devices, and this program carries the packets between them:
 //
 //	laptop ── line0 10.97.0.2 ──▶ delay, queue, loss ──▶ 10.97.0.1 line0 ── router
 //
-// Only IPv4 takes it. The lab's laptop loses its default route if the program ends without a call of stop.
+// Only IPv4 uses the line. If the program ends without a call of stop, the lab's laptop loses its default route.
 func (l *Lab) Stretch(line Line) (stop func() error, err error) {
 	if line.Queue == 0 {
 		line.Queue = LineQueue
@@ -90,7 +90,7 @@ func (l *Lab) defaultRoute(via netip.Addr) error {
 	return laptop.route(netip.PrefixFrom(unspecified(via), 0), via)
 }
 
-// lineEnd creates a line's TUN device in a place. It goes with its file.
+// lineEnd creates a line's TUN device in a place. The device ends when its file is closed.
 func (l *Lab) lineEnd(name string, address netip.Prefix) (*os.File, error) {
 	var file *os.File
 	err := onThread(func() error {
@@ -131,16 +131,16 @@ func (l *Lab) lineEnd(name string, address netip.Prefix) (*os.File, error) {
 	return file, nil
 }
 
-// linePacket is a packet on its way.
+// linePacket is a packet on the line.
 type linePacket struct {
 	due   time.Time
 	bytes []byte
 }
 
-// carry sends what it reads from one end on its way, until the end is closed.
+// carry delays, queues and drops the packets that it reads from one end, until that end is closed.
 func (line Line) carry(from *os.File, packets chan<- linePacket) {
 	defer close(packets)
-	idle := time.Now() // when the line has sent all that waits
+	idle := time.Now() // the time when the queue will be empty
 	buf := make([]byte, lineMTU)
 	for {
 		n, err := from.Read(buf)
@@ -159,7 +159,7 @@ func (line Line) carry(from *os.File, packets chan<- linePacket) {
 		}
 		select {
 		case packets <- linePacket{idle.Add(line.RTT / 2), append([]byte(nil), buf[:n]...)}:
-		default: // a line without a limit, and more than its channel holds
+		default: // the line is unlimited, and its channel is full
 		}
 	}
 }

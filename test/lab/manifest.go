@@ -34,8 +34,8 @@ func (c Config) manifest() string {
 	).Replace(c.nodesManifest() + "---\n" + c.proxyManifest() + clusterManifest + "---\n" + workloadManifest)
 }
 
-// proxyManifest is the ConfigMap with which kubeadm runs kube-proxy, and by which others tell its mode. Here kube-proxy
-// is a program on each node, which does not read it.
+// proxyManifest returns the ConfigMap with which kubeadm configures kube-proxy. Other programs read the mode from it.
+// In the lab, kube-proxy is a program on each node, which does not read it.
 func (c Config) proxyManifest() string {
 	if c.ProxyMode == ProxyNone {
 		return ""
@@ -59,9 +59,9 @@ type quoted struct{ netip.Addr }
 
 func (q quoted) String() string { return strconv.Quote(q.Addr.String()) }
 
-// nodesManifest has the Node objects, which kubelet finds there when it registers: so a node's pod range is certain
-// before its pod network is configured, and no cloud or IPAM controller has to give it one. The label is kubelet's too,
-// but the scheduler spreads pods over a node that is not ready yet only if it is there.
+// nodesManifest returns the Node objects. They exist before kubelet registers, so a node's pod range is known before
+// its pod network is configured, and no cloud or IPAM controller has to assign it. kubelet sets the label too, but the
+// scheduler needs it to spread pods over nodes that are not ready yet.
 func (c Config) nodesManifest() string {
 	var documents []string
 	for n := 1; n <= c.Nodes; n++ {

@@ -21,7 +21,7 @@ const netnsDir = "/run/netns"
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
 		if unix.Gettid() != unix.Getpid() {
 			done <- f()
 			return
@@ -76,8 +76,8 @@ func createNet(name string) error {
 	})
 }
 
-// shareNetns makes /run/netns a shared mount, if it is not: so a namespace that is removed here goes from all other
-// mount namespaces too. ip would do it at its next `netns add`, and mount it over our namespaces.
+// shareNetns makes /run/netns a shared mount, unless it is one. The removal of a namespace then takes effect in all
+// mount namespaces. Otherwise ip would mount it over our namespaces at its next `netns add`.
 func shareNetns() error {
 	err := unix.Mount("", netnsDir, "", unix.MS_SHARED|unix.MS_REC, "")
 	if err == unix.EINVAL { // not yet a mount
@@ -136,8 +136,8 @@ func removeNet(name string) error {
 }
 
 // removeCovered removes the file of a namespace that is mounted below another mount of /run/netns, where it cannot be
-// unmounted. In a mount namespace without either mount the file can be removed, and then the kernel drops the mounts on
-// it everywhere else.
+// unmounted. In a mount namespace without either mount, the file can be removed. The kernel then drops the mounts on it
+// in all other mount namespaces.
 func removeCovered(file string) error {
 	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -166,11 +166,11 @@ func uncover(file string) error {
 	}
 }
 
-// forgetNamespaces drops the current mount namespace's copies of named namespaces, which would keep them alive after
-// they have been removed where they belong. The mount namespace must be private.
+// forgetNamespaces unmounts the current mount namespace's copies of named namespaces. The copies would keep namespaces
+// alive after their removal elsewhere. The mount namespace must be private.
 func forgetNamespaces() error {
 	for unix.Unmount(netnsDir, unix.MNT_DETACH) == nil {
-		continue // what it covers comes to light
+		continue // the mount below it is next
 	}
 	points, err := mounts()
 	if err != nil {
@@ -187,8 +187,8 @@ func forgetNamespaces() error {
 	return nil
 }
 
-// removeIfEmpty removes a directory that a lab may have made, unless something is in it or mounted on it. It is
-// somebody's else then, and stays.
+// removeIfEmpty removes a directory that a lab may have created. If it contains something or is a mount point, another
+// program uses it, and it stays.
 func removeIfEmpty(dir string) { _ = os.Remove(dir) }
 
 // sysctl sets a kernel setting of the current network namespace: "net.ipv4.ip_forward", "1".

@@ -17,9 +17,9 @@ import (
 
 // The names of links inside the namespaces.
 const (
-	bridgeName = "br0"    // the router's, with all nodes on it
-	laptopLink = "laptop" // the router's end of the laptop's wire
-	uplink     = "eth0"   // a node's and the laptop's
+	bridgeName = "br0"    // of the router, with all nodes on it
+	laptopLink = "laptop" // the router's end of the link to the laptop
+	uplink     = "eth0"   // of a node, and of the laptop
 )
 
 // createNetwork creates the namespaces, their links, addresses and routes.
@@ -87,7 +87,7 @@ func (l *Lab) sysctls(place string) error {
 	}
 	settings := kernelNetwork(place)
 	if l.inGuest(place) {
-		// It is only the guest's way out: this kernel must not send packets of its own there.
+		// Only the guest uses the uplink. This kernel must not send packets there.
 		settings = []string{"net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"}
 	}
 	for _, s := range settings {
@@ -103,10 +103,10 @@ func (l *Lab) sysctls(place string) error {
 	return nil
 }
 
-// forgetUnanswered has a node forget a connection that nobody answers after 5 s instead of 120. What is sent to a
-// ClusterIP before kube-proxy knows it stays untranslated, and conntrack remembers that by the source port. The kernel
-// returns to a source port after some 3000 connections (Linux 6.18 advances by 10 on average), which a test opens in
-// seconds. Conntrack still knows a SYN's first three retransmissions.
+// forgetUnanswered makes a node forget an unanswered connection after 5 s instead of 120. A packet to a ClusterIP that
+// kube-proxy does not know yet stays untranslated, and conntrack remembers that by the source port. The kernel returns
+// to a source port after some 3000 connections (Linux 6.18 advances by 10 on average), which a test opens in seconds.
+// Conntrack still knows a SYN's first three retransmissions.
 func (l *Lab) forgetUnanswered(node string) error {
 	if err := enterNet(l.config.namespace(node)); err != nil {
 		return err
@@ -127,7 +127,7 @@ func kernelNetwork(place string) []string {
 			"net.ipv6.conf.default.forwarding=1")
 	}
 	if place == "router" {
-		// each "unreachable" is told
+		// send each "unreachable"
 		settings = append(settings, "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
 	}
 	return settings
@@ -183,8 +183,8 @@ func (l *Lab) wireHost(router *place, name string, n int) error {
 	return nil
 }
 
-// hostNetwork is the network of node number n, or with 0 of the control plane's own place: its addresses, and routes to
-// the router and to the other nodes' pods.
+// hostNetwork returns the network of node n, or for 0 that of the control plane's own place: its addresses, and routes
+// to the router and to the other nodes' pods.
 func (c Config) hostNetwork(n int) guest.Network {
 	network := guest.Network{Name: uplink}
 	for _, f := range c.Families() {
@@ -204,8 +204,8 @@ func (c Config) hostNetwork(n int) guest.Network {
 	return network
 }
 
-// masquerade is the node's nftables ruleset: what pods send beyond the cluster leaves as the node's own, since the
-// router has no route to them.
+// masquerade returns the node's nftables ruleset. Packets that pods send beyond the cluster leave with the node's
+// address, because the router has no route to the pods.
 func (c Config) masquerade() string {
 	var b strings.Builder
 	for _, f := range c.Families() {
@@ -238,7 +238,7 @@ func (l *Lab) writeLaptopFiles() error {
 		"resolv.conf": resolv,
 		"hosts":       "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 " + l.config.namespace("laptop") + "\n",
 	}
-	// The machine's own nsswitch.conf may use a service outside of the namespace (systemd-resolved, mDNS).
+	// The machine's nsswitch.conf may use a service outside of the namespace (systemd-resolved, mDNS).
 	if b, err := os.ReadFile("/etc/nsswitch.conf"); err == nil {
 		files["nsswitch.conf"] = plainHosts(string(b))
 	}
@@ -328,8 +328,8 @@ func (p *place) enslave(link string) error {
 	return nil
 }
 
-// wire joins two places with a veth pair, made in the one and straight into the other: neither end is ever seen in the
-// machine's own namespace.
+// wire joins two places with a veth pair. It creates both ends directly in their namespaces, so neither end appears in
+// the machine's own namespace.
 func (p *place) wire(name string, other *place, otherName string) error {
 	pair := &netlink.Veth{
 		LinkAttrs:     netlink.LinkAttrs{Name: name},

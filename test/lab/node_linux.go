@@ -16,7 +16,7 @@ import (
 // hidden lists the machine's directories that each node replaces with its own.
 func hidden() []string { return []string{"/run", "/var/lib", "/var/log"} }
 
-// kernelSettings are the settings that kubelet wants and would write. They are the whole machine's, so the node gets
+// kernelSettings returns the settings that kubelet wants to write. They belong to the whole machine, so the node gets
 // files in their place.
 func kernelSettings() map[string]string {
 	return map[string]string{
@@ -40,7 +40,7 @@ func (l *Lab) startNode(ctx context.Context, n int) error {
 			return err
 		}
 	} else {
-		// A process that only waits holds the mount namespace.
+		// A process that only waits keeps the mount namespace alive.
 		holder := Process{Name: "node-" + place, Place: place, Args: []string{l.programs.Pause}}
 		if err := l.start(holder, func(*exec.Cmd) error { return l.mountNode(n) }); err != nil {
 			return err
@@ -154,8 +154,8 @@ func (l *Lab) mountNode(n int) error {
 	return bind(filepath.Join(l.nodeDir(n), "resolv.conf"), resolv)
 }
 
-// keepVisible makes directories that would vanish behind a node's own /run, /var/lib and /var/log appear in them, at
-// the same path.
+// keepVisible mounts directories at the same path into a node's own /run, /var/lib and /var/log, which would otherwise
+// hide them.
 func keepVisible(root string, dirs ...string) error {
 	for _, dir := range dirs {
 		for _, h := range hidden() {

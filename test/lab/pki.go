@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// lifetime is that of every certificate: longer than any lab exists.
+// lifetime is the lifetime of every certificate: longer than any lab exists.
 const lifetime = 10 * 365 * 24 * time.Hour
 
 // authority is the lab's certificate authority. It signs all certificates: servers, components, users.
@@ -29,7 +29,7 @@ type authority struct {
 // identity is the subject of a certificate.
 type identity struct {
 	name      string       // common name: a user's name to Kubernetes
-	groups    []string     // organisations: the user's groups
+	groups    []string     // organizations: the user's groups
 	hosts     []string     // DNS names of a server
 	addresses []netip.Addr // of a server
 }
@@ -128,7 +128,7 @@ func serviceAccountKeys() (private, public []byte, err error) {
 const (
 	Admin     = "admin" // may do everything
 	Developer = "dev"   // bound to the built-in ClusterRole edit in the namespace default, and to nothing else
-	Token     = "token" // may do the same with a bearer token: of ServiceAccount developer, until that is deleted
+	Token     = "token" // may do the same with a bearer token: of ServiceAccount developer, until a test deletes that
 )
 
 // clients lists everyone with a certificate and a kubeconfig: Kubernetes' components by file name, and the users.

@@ -17,11 +17,11 @@ import (
 
 // Process is a long-running program of the lab.
 type Process struct {
-	Name  string   `json:"name"`  // "kubelet-node1": also its log's name
-	Place string   `json:"place"` // "node1": whose namespaces and control group it has
+	Name  string   `json:"name"`  // "kubelet-node1": also the name of its log
+	Place string   `json:"place"` // "node1": the place whose namespaces and control group it uses
 	Args  []string `json:"args"`
 	PID   int      `json:"pid"`
-	Start uint64   `json:"start"` // clock ticks since boot: with PID, no other process
+	Start uint64   `json:"start"` // clock ticks since boot: together with PID, identifies the process
 }
 
 // Running reports whether the process is alive.
@@ -50,14 +50,14 @@ func parseStat(stat string) (start uint64, zombie bool, err error) {
 		return 0, false, errors.New("not a line of /proc/PID/stat")
 	}
 	start, err = strconv.ParseUint(fields[19], 10, 64)
-	// A first thread that has ended is no end of the process while others still close its sockets.
+	// If the first thread has ended, the process has not ended while other threads still close its sockets.
 	alone := fields[17] == "0" || fields[17] == "1"
 	return start, fields[0] == "X" || fields[0] == "Z" && alone, err
 }
 
-// start starts a long-running program in its place, in a session of its own, with its output in the log directory, and
-// notes it in the state. prepare, if not nil, runs on the thread that becomes the process's parent, in its network
-// namespace and control group; it may change the command.
+// start starts a long-running program in its place, in its own session, with its output in the log directory, and adds
+// it to the state. prepare, if not nil, runs on the thread that becomes the process's parent, in its network namespace
+// and control group; it may change the command.
 func (l *Lab) start(p Process, prepare func(*exec.Cmd) error) error {
 	log, err := os.OpenFile(l.logFile(p.Name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -122,8 +122,8 @@ func systemProgram(name string) (string, error) {
 	return "", fmt.Errorf("%s is not installed: run 'lab install'", name)
 }
 
-// enterPlace moves the current thread into a place's network namespace and, where the place is a node that has been
-// started, its mount namespace. Of a guest's place this is where the guest is reached from.
+// enterPlace moves the current thread into a place's network namespace and, if the place is a node that has been
+// started, its mount namespace. The place of a guest is the namespace from which the guest is reached.
 func (l *Lab) enterPlace(place string) error {
 	if err := enterNet(l.config.namespace(place)); err != nil {
 		return err
@@ -142,8 +142,8 @@ func (l *Lab) enterPlace(place string) error {
 	return enter(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.CLONE_NEWNS)
 }
 
-// holder is a live process that has a node's mount namespace: the node's own, or whichever of its daemons is left.
-// 0 where there is none.
+// holder returns a live process that has a node's mount namespace: the node's own, or one of its remaining daemons. It
+// returns 0 if there is none.
 func (l *Lab) holder(place string) int {
 	for _, p := range l.processes() {
 		if p.Place == place && strings.HasPrefix(place, "node") && !controlPlane(p.Name) && p.Running() {

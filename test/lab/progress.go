@@ -30,8 +30,8 @@ func (p *progress) step(format string, args ...any) (done func(error)) {
 // plainInterval is the time between two lines of a long step that is not on a terminal.
 const plainInterval = 30 * time.Second
 
-// counted is step for one that knows how far it is: it calls status now and then, and prints the answer if it is not
-// empty.
+// counted is step for a step that can report its progress: it calls status from time to time, and prints the result if
+// it is not empty.
 func (p *progress) counted(status func() string, format string, args ...any) (done func(error)) {
 	text, start := fmt.Sprintf(format, args...), time.Now()
 	every := time.Second

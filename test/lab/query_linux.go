@@ -12,14 +12,14 @@ import (
 // Query is a DNS query that left the cluster and reached the router's DNS server.
 type Query struct {
 	Time  time.Time `json:"time"`
-	From  string    `json:"from"`  // the asker's address and port: the laptop's, or a node's for CoreDNS and containerd
+	From  string    `json:"from"`  // the client's address and port: of the laptop, or of a node for CoreDNS, containerd
 	Proto string    `json:"proto"` // udp or tcp
 	Name  string    `json:"name"`  // lower case, with the final dot
 	Type  string    `json:"type"`  // A, AAAA, ...
 	Rcode string    `json:"rcode"` // NOERROR, NXDOMAIN, ...
 }
 
-// Queries returns all queries so far, oldest first. A query is in the list before the server answers it.
+// Queries returns all queries so far, oldest first. The server adds a query before it answers.
 func (l *Lab) Queries() ([]Query, error) {
 	b, err := os.ReadFile(l.queryLog())
 	if err != nil {

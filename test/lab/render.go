@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// containerdConfig is containerd's configuration, in version 2, which containerd 1.6 to 2 read. Its paths are the
+// containerdConfig returns containerd's configuration, in version 2, which containerd 1.6 to 2 read. The paths are the
 // defaults, in the node's own directories, so that ctr finds it without flags. registries is the directory of
 // registryConfig.
 func containerdConfig(cniDir, snapshotter, registries string) string {
@@ -44,16 +44,17 @@ state = "/run/containerd"
 `, pauseImage, snapshotter, cniDir, registries)
 }
 
-// registryConfig is the hosts.toml that tells containerd to use the registry of Config.Registry without TLS. containerd
-// reads the file for each pull, from a directory with the registry's name. containerd 1.6 ignores a file without hosts.
+// registryConfig returns the hosts.toml that tells containerd to use the registry of Config.Registry without TLS.
+// containerd reads the file for each pull, from a directory with the registry's name. containerd 1.6 ignores a file
+// without hosts.
 func (c Config) registryConfig() string {
 	url := "http://" + c.Registry().String()
 	return fmt.Sprintf("server = %[1]q\n\n[host.%[1]q]\n  capabilities = [\"pull\", \"resolve\"]\n", url)
 }
 
-// cniConfig is a node's pod network: a routed veth pair per pod. Unlike a bridge that needs no br_netfilter: whatever
-// a pod sends passes the node's IP layer, where kube-proxy's rules are, also towards a pod of the same node and
-// towards itself (hairpin).
+// cniConfig returns a node's pod network: a routed veth pair per pod. Unlike a bridge, it needs no br_netfilter:
+// packets of a pod always pass the node's IP layer, where kube-proxy's rules are, also to a pod of the same node and to
+// the pod itself (hairpin).
 func (c Config) cniConfig(n int) string {
 	type object = map[string]any
 	var ranges, routes []any

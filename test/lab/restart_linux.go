@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Restart kills a process of the lab (with the name that Status returns), if it is alive, and starts it again with
-// the same arguments, so that tests can check what survives. It does not wait until the process serves.
+// Restart kills a process of the lab (with the name that Status returns), if it is alive, and starts it again with the
+// same arguments. Tests use it to check which state survives. It does not wait until the process serves.
 func (l *Lab) Restart(ctx context.Context, name string) error {
 	unlock, err := l.lock()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	s, err := readState(l.stateFile()) // another program may have restarted things since
+	s, err := readState(l.stateFile()) // another program may have restarted processes since
 	if err != nil {
 		return err
 	}

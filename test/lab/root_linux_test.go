@@ -24,7 +24,7 @@ func netID(t *testing.T, file string) uint64 {
 	return s.Ino
 }
 
-func TestNetNamespaces(t *testing.T) {
+func TestNetNamespacesAreCreatedAndRemoved(t *testing.T) {
 	testenv.NeedRoot(t)
 	name := fmt.Sprintf("lab-test-%d", os.Getpid())
 	own := netID(t, "/proc/self/ns/net")
@@ -70,8 +70,8 @@ func TestNetNamespaces(t *testing.T) {
 	}
 }
 
-// TestRemoveCovered removes namespaces below another program's mount of /run/netns.
-func TestRemoveCovered(t *testing.T) {
+// TestRemoveCoveredRemovesNamespaces removes namespaces below another program's mount of /run/netns.
+func TestRemoveCoveredRemovesNamespaces(t *testing.T) {
 	testenv.NeedRoot(t)
 	// Use a separate mount namespace, where no other program uses /run/netns.
 	err := onThread(func() error {
@@ -103,7 +103,7 @@ func TestRemoveCovered(t *testing.T) {
 		if err := os.Remove(file); !errors.Is(err, unix.EBUSY) {
 			return fmt.Errorf("the file is not covered: %w", err)
 		}
-		// removeCovered runs on a thread of its own; it has to see this one's mounts.
+		// removeCovered runs on a separate thread, which must see the mounts of this one.
 		return uncover(file)
 	})
 	if err != nil {
@@ -111,8 +111,8 @@ func TestRemoveCovered(t *testing.T) {
 	}
 }
 
-// TestCgroups uses every kind of hierarchy of this machine: v1, and v2 even without controllers.
-func TestCgroups(t *testing.T) {
+// TestCgroupsContainProcesses uses every kind of hierarchy of this machine: v1, and v2 even without controllers.
+func TestCgroupsContainProcesses(t *testing.T) {
 	testenv.NeedRoot(t)
 	lab := fmt.Sprintf("test-%d", os.Getpid())
 	found, err := newCgroups(lab)
@@ -132,7 +132,7 @@ func TestCgroups(t *testing.T) {
 	for name, c := range kinds {
 		t.Run(name, func(t *testing.T) {
 			defer c.remove()
-			for range 2 { // what exists is fine
+			for range 2 { // an existing group is no error
 				if err := errors.Join(c.create("router", false), c.create("node1", true)); err != nil {
 					t.Fatal(err)
 				}
@@ -161,7 +161,7 @@ func TestCgroups(t *testing.T) {
 				go command.Wait()
 			}
 			slices.Sort(started)
-			// The threads that the processes were started from are ours, and may still be ending.
+			// The threads that started the processes belong to this process, and may not have ended yet.
 			others := func() ([]int, error) {
 				pids, err := c.processes()
 				return slices.DeleteFunc(pids, func(pid int) bool { return pid == os.Getpid() }), err
@@ -185,7 +185,7 @@ func TestCgroups(t *testing.T) {
 	}
 }
 
-func TestRemoveTree(t *testing.T) {
+func TestRemoveTreeKeepsMountedFiles(t *testing.T) {
 	testenv.NeedRoot(t)
 	base := t.TempDir()
 	precious := filepath.Join(base, "precious")
@@ -204,7 +204,7 @@ func TestRemoveTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(precious, "file")); err != nil {
-		t.Errorf("removing went through a mount: %v", err)
+		t.Errorf("removeTree removed files through a mount: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(base, "lab")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("left: %v", err)

@@ -27,7 +27,7 @@ type state struct {
 	Kubernetes    string            `json:"kubernetes,omitempty"`
 
 	Created time.Time `json:"created"`
-	BootID  string    `json:"bootID"` // of the machine: after a reboot the PIDs are other processes'
+	BootID  string    `json:"bootID"` // of the machine: after a reboot, other processes have the PIDs
 	Ready   bool      `json:"ready"`  // Up has finished
 
 	Programs    programs `json:"programs"`
@@ -111,12 +111,12 @@ func (l *Lab) process(name string) (Process, bool) {
 // errLocked means that another program is changing the same lab.
 var errLocked = errors.New("another 'lab' command is at work on this lab")
 
-// lock keeps every other program from changing the lab until the function it returns is called. The lock is the
-// kernel's, so it ends with the process; its file goes with the lab, and the directory of labs with the last one.
+// lock keeps every other program from changing the lab until the returned function is called. The kernel releases the
+// lock when the process ends. The lock file is removed with the lab, and the directory of labs with the last lab.
 func (l *Lab) lock() (unlock func(), err error) {
 	file := filepath.Join(l.config.Dir, l.config.Name+".lock")
 	for {
-		// Another lab that was the last one may remove the directory at any time until the file is in it.
+		// Another lab may remove the directory at any time until the file is in it, if it was the last lab.
 		if err := os.MkdirAll(l.config.Dir, 0o755); errors.Is(err, os.ErrExist) {
 			continue
 		} else if err != nil {
@@ -136,7 +136,7 @@ func (l *Lab) lock() (unlock func(), err error) {
 			}
 			return nil, fmt.Errorf("locking %s: %w", file, err)
 		}
-		// The previous owner may have removed the file; then this lock excludes nobody.
+		// The previous owner may have removed the file. The lock then excludes no other program.
 		var held, named unix.Stat_t
 		if unix.Fstat(int(f.Fd()), &held) == nil && unix.Stat(file, &named) == nil && held.Ino == named.Ino {
 			return func() {

@@ -17,7 +17,7 @@ type Status struct {
 	Up         bool            `json:"up"` // Up has finished, and all processes are alive
 	Nodes      []NodeStatus    `json:"nodes"`
 	ProxyMode  ProxyMode       `json:"proxyMode"`
-	Guests     bool            `json:"guests"` // the nodes run on kernels of their own
+	Guests     bool            `json:"guests"` // the nodes run their own kernels
 	IPv6       bool            `json:"ipv6"`
 	Server     string          `json:"server"`
 	Created    time.Time       `json:"created"`

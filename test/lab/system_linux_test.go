@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-func TestParseMounts(t *testing.T) {
+func TestParseMountsReadsMountinfo(t *testing.T) {
 	const mountinfo = `22 27 0:21 / /proc rw,relatime - proc proc rw
 40 27 254:0 /x /mnt/with\040space rw,relatime shared:1 master:2 - ext4 /dev/vda rw,discard
 broken
@@ -35,7 +35,7 @@ func FuzzParseMounts(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, s string) { parseMounts(s) })
 }
 
-func TestParseStat(t *testing.T) {
+func TestParseStatReadsStartTimeAndState(t *testing.T) {
 	const tail = " 1 2 3 0 -1 4194560 100 200 0 0 10 5 0 0 20 0 9 0 123456 1000 50"
 	for _, test := range []struct {
 		stat   string
@@ -62,27 +62,27 @@ func FuzzParseStat(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, s string) { _, _, _ = parseStat(s) })
 }
 
-func TestProcessRunning(t *testing.T) {
+func TestRunningComparesStartTimes(t *testing.T) {
 	start, _, err := processStart(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if p := (Process{PID: os.Getpid(), Start: start}); !p.Running() {
-		t.Error("this very process does not run")
+		t.Error("this process does not run")
 	}
 	if p := (Process{PID: os.Getpid(), Start: start - 1}); p.Running() {
-		t.Error("an earlier process with our PID is said to run")
+		t.Error("an earlier process with our PID is reported as running")
 	}
 	command := exec.Command("true")
 	if err := command.Run(); err != nil {
 		t.Fatal(err)
 	}
 	if p := (Process{PID: command.Process.Pid, Start: start}); p.Running() {
-		t.Error("a process that has ended is said to run")
+		t.Error("a process that has ended is reported as running")
 	}
 }
 
-func TestBelow(t *testing.T) {
+func TestBelowComparesWholeElements(t *testing.T) {
 	for _, test := range []struct {
 		path, dir string
 		want      bool
@@ -95,14 +95,14 @@ func TestBelow(t *testing.T) {
 	}
 }
 
-func TestPlainHosts(t *testing.T) {
+func TestPlainHostsKeepsOnlyFilesAndDNS(t *testing.T) {
 	got := plainHosts("passwd: files systemd\nhosts: files mymachines resolve [!UNAVAIL=return] dns\nnetworks: files\n")
 	if want := "passwd: files systemd\nhosts: files dns\nnetworks: files\n"; got != want {
 		t.Errorf("got %q", got)
 	}
 }
 
-func TestStateAndAttach(t *testing.T) {
+func TestAttachReadsTheState(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Name: "x", Dir: dir}
 	if _, err := Attach(c); !errors.Is(err, ErrNotUp) || !strings.Contains(err.Error(), "x: lab is not up: run 'lab up'") {
@@ -149,10 +149,10 @@ func TestStateAndAttach(t *testing.T) {
 		t.Errorf("labs: %v, %v", names, err)
 	}
 	if _, err := attached.Kubeconfig("root"); err == nil || !strings.Contains(err.Error(), `no user "root": want admin, dev or token`) {
-		t.Errorf("kubeconfig of nobody: %v", err)
+		t.Errorf("kubeconfig of an unknown user: %v", err)
 	}
 	if _, err := attached.Command(context.Background(), "node4", "true"); err == nil || !strings.Contains(err.Error(), "want router, laptop, node1, node2, node3") {
-		t.Errorf("a command nowhere: %v", err)
+		t.Errorf("a command in an unknown place: %v", err)
 	}
 	if err := os.WriteFile(l.stateFile(), []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
@@ -185,7 +185,7 @@ func TestPollReportsDeadProcess(t *testing.T) {
 	}
 }
 
-func TestLock(t *testing.T) {
+func TestLockExcludesOtherPrograms(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "labs")
 	first, second := New(Config{Name: "x", Dir: dir}), New(Config{Name: "x", Dir: dir})
 	unlock, err := first.lock()
@@ -231,7 +231,7 @@ func TestLockSurvivesTheEndOfOtherLabs(t *testing.T) {
 	}
 }
 
-func TestNamesIn(t *testing.T) {
+func TestNamesInFindsNamesOfTheLab(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"lab-laptop", "lab-router", "lab-node1", "lab-node12", "lab-node", "lab-two-router",
 		"other-laptop", "lab", "lab-laptop2", "lab-docker", "lab-laptop20"} {
@@ -248,8 +248,8 @@ func TestNamesIn(t *testing.T) {
 	}
 }
 
-// TestHash checks that every source of a program changes its place in the cache.
-func TestHash(t *testing.T) {
+// TestHashDependsOnEverySource checks that every source of a program changes its place in the cache.
+func TestHashDependsOnEverySource(t *testing.T) {
 	source := t.TempDir()
 	write := func(name, content string) {
 		t.Helper()
@@ -287,7 +287,7 @@ func TestHash(t *testing.T) {
 	}
 }
 
-func TestKubernetesVersion(t *testing.T) {
+func TestKubernetesVersionReadsTheModule(t *testing.T) {
 	source, err := findSource("")
 	if err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func TestKubernetesVersion(t *testing.T) {
 	}
 }
 
-func TestProgressOnPipe(t *testing.T) {
+func TestProgressOnPipePrintsLines(t *testing.T) {
 	var b strings.Builder
 	p := newProgress(&b)
 	done := p.step("building %s", "x")

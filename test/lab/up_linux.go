@@ -17,9 +17,9 @@ import (
 
 // Up brings the lab up and returns when its workload answers. It first installs and builds missing programs.
 //
-// A lab that is up already is left as it is if it has the same shape, else it is an error. The remains of one that did
-// not come up, or that a reboot ended, are removed first. When Up fails, what it started stays for a look at the logs,
-// until Down or the next Up; when ctx ends, it is removed.
+// If a lab of this name is already up with the same shape, Up leaves it as it is; with another shape, Up fails. Up
+// first removes the remains of a lab that did not come up, or that a reboot ended. If Up fails, the processes and logs
+// stay for inspection until Down or the next Up. If ctx ends, Up removes them.
 func (l *Lab) Up(ctx context.Context) error {
 	if err := l.config.validate(); err != nil {
 		return err
@@ -67,7 +67,7 @@ func (l *Lab) Up(ctx context.Context) error {
 	return nil
 }
 
-// nameFlag is what a command line needs to mean this lab.
+// nameFlag returns the flag that selects this lab on a command line.
 func (l *Lab) nameFlag() string {
 	if l.config.Name == DefaultName {
 		return ""
@@ -88,7 +88,7 @@ func (l *Lab) alreadyUp() (bool, error) {
 		if err != nil || len(left) == 0 {
 			return false, err
 		}
-		l.progress.say("removing what is left of an earlier lab %q: %s", l.config.Name, strings.Join(left, ", "))
+		l.progress.say("removing the remains of an earlier lab %q: %s", l.config.Name, strings.Join(left, ", "))
 		return false, l.remove()
 	}
 	if err != nil {
@@ -100,7 +100,7 @@ func (l *Lab) alreadyUp() (bool, error) {
 		return false, err
 	}
 	if !s.Ready || s.BootID != boot {
-		l.progress.say("removing an earlier lab %q that is not complete", l.config.Name)
+		l.progress.say("removing an incomplete earlier lab %q", l.config.Name)
 		return false, l.remove()
 	}
 	found := s.config(l.config.Dir)
@@ -154,7 +154,7 @@ func (l *Lab) prepare() error {
 	}
 	for _, place := range c.places() {
 		if place == "laptop" {
-			continue // nothing of the lab's runs there
+			continue // no program of the lab runs there
 		}
 		if err := l.cgroups.create(place, strings.HasPrefix(place, "node")); err != nil {
 			return err
@@ -163,8 +163,8 @@ func (l *Lab) prepare() error {
 	return nil
 }
 
-// snapshotter is containerd's way to keep containers' files: overlayfs, unless dir is on a file system that cannot
-// carry one (such as another overlay).
+// snapshotter returns how containerd keeps containers' files: with overlayfs, unless dir is on a file system that does
+// not support it (such as another overlay).
 func snapshotter(dir string) string {
 	err := onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -192,8 +192,8 @@ func snapshotter(dir string) string {
 	return "overlayfs"
 }
 
-// bringUp starts everything. The nodes' containerd starts and takes its images while the API server starts, which is
-// what takes longest; kubelets follow when both are there.
+// bringUp starts everything. The nodes' containerd starts and loads its images while the API server starts, which takes
+// longest. kubelets follow when both are ready.
 func (l *Lab) bringUp(ctx context.Context) error {
 	done := l.progress.step("starting etcd, the API server and the nodes' containerd")
 	err := l.startBase(ctx)
@@ -262,8 +262,8 @@ func (l *Lab) startCluster(ctx context.Context) error {
 	return l.waitWorkload(ctx, client)
 }
 
-// WaitReady waits until the API server is ready, all pods of the lab itself are available, and the laptop reaches
-// what it should, for example after Restart. It fails when a process of the lab is dead.
+// WaitReady waits until the API server is ready, all pods of the lab itself are available, and the laptop reaches the
+// addresses that it should, for example after Restart. It fails when a process of the lab is dead.
 func (l *Lab) WaitReady(ctx context.Context) error {
 	client, err := l.newAPI()
 	if err != nil {
@@ -276,8 +276,8 @@ func (l *Lab) WaitReady(ctx context.Context) error {
 	return l.waitWorkload(ctx, client)
 }
 
-// waitAPI waits for more than the API server's port: before the RBAC bootstrap has ended, controller-manager and
-// scheduler exit.
+// waitAPI waits until the RBAC bootstrap has ended. Before that, the API server's port is open, but controller-manager
+// and scheduler exit.
 func (l *Lab) waitAPI(ctx context.Context, client *api) error {
 	return l.poll(ctx, time.Minute, []string{"etcd", "kube-apiserver"}, func(ctx context.Context) error {
 		return client.do(ctx, "GET", "/readyz", "", nil, nil)
@@ -339,7 +339,7 @@ func (l *Lab) writeToken(ctx context.Context, client *api) error {
 	return os.WriteFile(l.pki(Token+".kubeconfig"), l.config.bearer(ca, answer.Status.Token), 0o600)
 }
 
-// workloadReady checks that CoreDNS and the echo server run; the error names what is missing.
+// workloadReady checks that CoreDNS and the echo server run; the error names the missing pods.
 func (a *api) workloadReady(ctx context.Context) error {
 	for _, d := range []string{"kube-system/deployments/coredns", "default/deployments/web"} {
 		var deployment struct {
@@ -361,8 +361,8 @@ func (a *api) workloadReady(ctx context.Context) error {
 	return nil
 }
 
-// answers proves from where it matters that the lab works: the laptop reaches the API server and the outside world,
-// and on each node the cluster's Services work if there is a kube-proxy.
+// answers checks that the lab works: the laptop reaches the API server and the outside, and on each node the cluster's
+// Services work if there is a kube-proxy.
 func (l *Lab) answers(ctx context.Context) error {
 	f := l.config.Families()[0]
 	type target struct {

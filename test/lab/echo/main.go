@@ -6,12 +6,12 @@
 //	9001/tcp  echo: sends back what it reads; a half-close is answered with a half-close.
 //	9001/udp  echo, datagram by datagram.
 //	9002/tcp  sink: reads until EOF, then closes. Sends nothing.
-//	9003/tcp  source: sends zeros until the peer goes.
+//	9003/tcp  source: sends zeros until the peer closes.
 //	9004/tcp  speaks first: sends "hello from HOST\n" at once, then echoes.
 //	9005/tcp  half-close: reads until EOF, waits, answers with the number of bytes read ("17\n"), closes. It waits as
 //	          long as the first line says if that is "delay DURATION" ("delay 30s"), else not at all.
 //	9006/tcp  reset: reads one byte, then resets the connection (RST).
-//	9007/tcp  silent: accepts and reads, and neither answers nor closes before the peer does.
+//	9007/tcp  silent: accepts and reads, never answers, and closes only after the peer.
 package main
 
 import (
@@ -128,7 +128,7 @@ func source(w io.Writer) error {
 func halfClose(c *net.TCPConn) error {
 	r := bufio.NewReader(c)
 	var delay time.Duration
-	first, err := r.ReadString('\n') // io.EOF: less than a line, which is fine
+	first, err := r.ReadString('\n') // io.EOF: an incomplete line is fine
 	if err != nil && err != io.EOF {
 		return err
 	}

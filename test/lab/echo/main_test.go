@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// connect gives a connection that handle serves at its other end.
+// connect returns a connection whose other end handle serves.
 func connect(t *testing.T, handle func(*net.TCPConn) error) *net.TCPConn {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -30,7 +30,7 @@ func connect(t *testing.T, handle func(*net.TCPConn) error) *net.TCPConn {
 			return
 		}
 		defer c.Close()
-		_ = handle(c.(*net.TCPConn)) // the peer sees what went wrong
+		_ = handle(c.(*net.TCPConn)) // the peer sees the error
 	}()
 	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -60,13 +60,13 @@ func talk(t *testing.T, c *net.TCPConn, text string) (string, error) {
 	return string(answer), err
 }
 
-func TestEcho(t *testing.T) {
+func TestEchoReturnsWhatItReads(t *testing.T) {
 	if got, err := talk(t, connect(t, echo), "hello"); got != "hello" || err != nil {
 		t.Errorf("got %q, %v", got, err)
 	}
 }
 
-func TestHalfClose(t *testing.T) {
+func TestHalfCloseGetsAnAnswer(t *testing.T) {
 	for _, test := range []struct {
 		send, want string
 		least      time.Duration
@@ -85,7 +85,7 @@ func TestHalfClose(t *testing.T) {
 	}
 }
 
-func TestReset(t *testing.T) {
+func TestResetEndsTheConnection(t *testing.T) {
 	c := connect(t, reset)
 	if _, err := c.Write([]byte("x")); err != nil {
 		t.Fatal(err)
@@ -95,14 +95,14 @@ func TestReset(t *testing.T) {
 	}
 }
 
-func TestSource(t *testing.T) {
+func TestSourceSendsZeros(t *testing.T) {
 	c := connect(t, func(c *net.TCPConn) error { return source(c) })
 	if n, err := io.CopyN(io.Discard, c, 1<<20); n != 1<<20 || err != nil {
 		t.Errorf("got %d, %v", n, err)
 	}
 }
 
-func TestHTTP(t *testing.T) {
+func TestHTTPDescribesTheRequest(t *testing.T) {
 	server := httptest.NewServer(handler("host-1"))
 	defer server.Close()
 	request, err := http.NewRequest("PUT", server.URL+"/a/b?c=d", nil)
@@ -138,7 +138,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-func TestUpgrade(t *testing.T) {
+func TestUpgradeCarriesBytes(t *testing.T) {
 	server := httptest.NewServer(handler("host-1"))
 	defer server.Close()
 	c, err := net.Dial("tcp", server.Listener.Addr().String())

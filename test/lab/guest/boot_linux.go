@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Boot is a guest's first process: it makes the guest what the file says, and then does nothing but bury the dead,
-// until the server has ended. It never returns: when it is done, or has failed, the guest is switched off.
+// Boot is the first process of a guest. It sets the guest up as the file says, and then reaps processes until the
+// server has ended. It never returns: at the end, or after a failure, it switches the guest off.
 func Boot(file string) {
 	err := boot(file)
 	if err != nil {
@@ -38,7 +38,7 @@ func boot(file string) error {
 	if err := json.Unmarshal(b, &c); err != nil {
 		return fmt.Errorf("reading %s: %w", file, err)
 	}
-	self := os.Args[0] // in full, from the kernel; /proc is still the machine's
+	self := os.Args[0] // the full path, from the kernel; /proc still belongs to the machine
 	if err := ownRoot(); err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func boot(file string) error {
 	}
 }
 
-// ownRoot puts a writable layer, in memory, over the machine's files and makes that the root.
+// ownRoot mounts a writable layer in memory over the machine's files, and makes that the root.
 func ownRoot() error {
 	if err := Modprobe("overlay"); err != nil {
 		return err
@@ -104,8 +104,7 @@ func ownRoot() error {
 	if err := os.Chdir(root); err != nil {
 		return err
 	}
-	// The old root is on top of the new one for a moment, where it can be taken off: pivot_root(2), "pivot_root(".",
-	// ".")".
+	// The old root covers the new one until it is unmounted: see pivot_root(2), "pivot_root(".", ".")".
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("changing the root: %w", err)
 	}
@@ -146,7 +145,7 @@ func mountSystem() error {
 
 func mountConfigured(c Config) error {
 	for _, dir := range c.Hidden {
-		// Nearly all of the memory: containers' files are here.
+		// Use nearly all of the memory, because it contains the containers' files.
 		if err := mountNew("tmpfs", dir, "tmpfs", 0, "mode=755,size=80%"); err != nil {
 			return err
 		}
@@ -159,7 +158,7 @@ func mountConfigured(c Config) error {
 	return nil
 }
 
-// mountNew mounts a file system on a directory, which it makes.
+// mountNew creates a directory and mounts a file system on it.
 func mountNew(source, target, kind string, flags uintptr, options string) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
@@ -177,7 +176,7 @@ func (c Config) write(self string) error {
 		return err
 	}
 	links := map[string]string{
-		"/usr/sbin/modprobe":                       self, // which Modprobe answers to; the machine may have none
+		"/usr/sbin/modprobe":                       self, // Modprobe runs under this name; the machine may have none
 		filepath.Join("/usr/lib/modules", release): filepath.Join(Modules, release),
 		filepath.Join("/lib/modules", release):     filepath.Join(Modules, release), // where /lib is not /usr/lib
 	}
@@ -197,7 +196,7 @@ func (c Config) write(self string) error {
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			return err
 		}
-		// In place of what is there, which may be a link to a directory that is hidden.
+		// Replace an existing file, which may be a link to a hidden directory.
 		if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -208,7 +207,7 @@ func (c Config) write(self string) error {
 	return describeProcessor()
 }
 
-// describeProcessor adds to /proc/cpuinfo what user-mode Linux does not tell, and without which kubelet does not start.
+// describeProcessor adds to /proc/cpuinfo what user-mode Linux omits and kubelet needs to start.
 func describeProcessor() error {
 	b, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -304,8 +303,8 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: net.IP(p.Addr().AsSlice()), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// listenApart listens on the control device, in a network namespace of that device's own: nothing that the guest's
-// programs do to the network is seen there, and nothing of it is seen by them.
+// listenApart listens on the control device in a separate network namespace. The guest's programs cannot see or change
+// the network there, and their changes do not affect it.
 func listenApart(address netip.AddrPort, bits int) (net.Listener, error) {
 	type result struct {
 		listener net.Listener
@@ -313,7 +312,7 @@ func listenApart(address netip.AddrPort, bits int) (net.Listener, error) {
 	}
 	done := make(chan result)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
 		l, err := func() (net.Listener, error) {
 			link, err := netlink.LinkByName(ControlDevice)
 			if err != nil {
@@ -324,7 +323,7 @@ func listenApart(address netip.AddrPort, bits int) (net.Listener, error) {
 				return nil, fmt.Errorf("opening netlink: %w", err)
 			}
 			defer outer.Close()
-			apart, err := netns.New() // and this thread is in it
+			apart, err := netns.New() // this thread is now in it
 			if err != nil {
 				return nil, fmt.Errorf("making a network namespace: %w", err)
 			}

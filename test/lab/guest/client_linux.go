@@ -16,13 +16,13 @@ import (
 	"golang.org/x/term"
 )
 
-// Client asks a guest's server.
+// Client sends requests to the server of a guest.
 type Client struct {
 	Connect func(context.Context) (net.Conn, error) // a new connection to the server
 }
 
-// Dial opens a connection from the guest, as a program there would. Its addresses are not those of the connection, and
-// of datagrams it does not keep the borders.
+// Dial opens a connection from the guest, as a program there would. The result does not report the addresses of that
+// connection, and does not keep the boundaries of datagrams.
 func (c Client) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	r := request{Network: network, Address: address}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -67,7 +67,7 @@ func exchange(conn net.Conn, r request) error {
 	return fmt.Errorf("the guest answers with a frame of kind %d", k)
 }
 
-// failed is the error that the guest told of.
+// failed returns the error that the guest reported.
 func failed(content []byte) error {
 	var f failure
 	if err := json.Unmarshal(content, &f); err != nil {
@@ -76,7 +76,7 @@ func failed(content []byte) error {
 	return remoteError(f)
 }
 
-// remoteError is an error of the guest's.
+// remoteError is an error of the guest.
 type remoteError failure
 
 func (e remoteError) Error() string { return e.Text }
@@ -88,18 +88,18 @@ func (e remoteError) Unwrap() error {
 	return syscall.Errno(e.Errno)
 }
 
-// Program is one to be run in the guest.
+// Program is a program to run in the guest.
 type Program struct {
 	Argv           []string
 	Env            []string
-	Alone          string // if not empty: it starts when the one of the same name has ended
+	Alone          string // if not empty: starts after the previous program of this name has ended
 	Input          io.Reader
 	Output, Errors io.Writer
 }
 
-// Run runs a program in the guest and returns its exit code, which for a signal is 128 and more. When ctx ends, or this
-// process does, the program is killed. Signals that would end this process are sent to the program. If input and output
-// are terminals, the program has one.
+// Run runs a program in the guest and returns its exit code, or 128 plus the number of the signal that ended it. When
+// ctx or this process ends, the guest kills the program. Run forwards signals that would end this process to the
+// program. If input and output are terminals, the program gets a terminal.
 func (c Client) Run(ctx context.Context, p Program) (int, error) {
 	r := request{Argv: p.Argv, Env: p.Env, Alone: p.Alone}
 	terminal := terminalOf(p)
@@ -116,7 +116,7 @@ func (c Client) Run(ctx context.Context, p Program) (int, error) {
 	}
 	defer conn.Close()
 	if c, ok := conn.(*net.TCPConn); ok {
-		// When this process dies the guest hears of it at once, and not after all that it has not read yet.
+		// If this process dies, the guest must notice at once, and not after it has read all data.
 		if err := c.SetLinger(0); err != nil {
 			return 0, err
 		}
@@ -127,7 +127,7 @@ func (c Client) Run(ctx context.Context, p Program) (int, error) {
 		if err != nil {
 			return 0, fmt.Errorf("setting up the terminal: %w", err)
 		}
-		defer func() { _ = term.Restore(terminal, before) }() // the terminal may have gone
+		defer func() { _ = term.Restore(terminal, before) }() // the terminal may be closed
 	}
 	f := &frames{w: conn}
 	ended := make(chan struct{})
@@ -143,7 +143,7 @@ func (c Client) Run(ctx context.Context, p Program) (int, error) {
 		}
 	}()
 	go func() {
-		// It ends with this process, or with its input: a read cannot be interrupted.
+		// This ends with the process or with the input, because a read cannot be interrupted.
 		if p.Input != nil {
 			_, _ = io.Copy(stream{f, kindInput}, p.Input) // a program need not read all
 		}
@@ -156,7 +156,7 @@ func (c Client) Run(ctx context.Context, p Program) (int, error) {
 	return code, err
 }
 
-// receive takes what the program prints, until it ends.
+// receive copies the output of the program until it ends.
 func receive(conn net.Conn, p Program) (int, error) {
 	for {
 		k, content, err := readFrame(conn)
@@ -181,7 +181,7 @@ func receive(conn net.Conn, p Program) (int, error) {
 	}
 }
 
-// tell passes a signal on. On a terminal the interrupting ones come as what was typed.
+// tell forwards a signal. On a terminal, it sends interrupting signals as the characters that a user types.
 func tell(f *frames, s syscall.Signal, terminal int) {
 	if s != unix.SIGWINCH {
 		_ = f.write(kindSignal, []byte{byte(s)}) // it may have ended
@@ -190,7 +190,7 @@ func tell(f *frames, s syscall.Signal, terminal int) {
 	}
 }
 
-// terminalOf is the descriptor of the program's terminal, or -1.
+// terminalOf returns the descriptor of the program's terminal, or -1.
 func terminalOf(p Program) int {
 	in, ok := p.Input.(*os.File)
 	if !ok || !term.IsTerminal(int(in.Fd())) {

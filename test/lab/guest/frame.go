@@ -9,8 +9,9 @@ import (
 	"sync"
 )
 
-// A connection is a sequence of frames: a byte for the kind, four for the length, the content. The first is a request,
-// its answer is done or failed; after a dial's answer follow the bytes of the dialled connection.
+// kind is the kind of a frame. A connection is a sequence of frames: a byte for the kind, four bytes for the length,
+// and the content. The first frame is a request, and its answer is done or failed. After the answer to a dial, the
+// bytes of the dialed connection follow.
 type kind byte
 
 const (
@@ -25,7 +26,7 @@ const (
 	kindExit                // JSON of an exit; the last frame
 )
 
-// largest is the limit of a frame's content: more is a fault of the other end.
+// largest is the maximum length of a frame's content. More is an error of the other end.
 const largest = 1 << 20
 
 // request asks for a program, or for a connection.
@@ -33,21 +34,21 @@ type request struct {
 	Argv     []string `json:"argv,omitempty"`
 	Env      []string `json:"env,omitempty"`
 	Terminal *size    `json:"terminal,omitempty"` // the program gets a terminal of this size
-	Alone    string   `json:"alone,omitempty"`    // starts when the one of the same name has ended
+	Alone    string   `json:"alone,omitempty"`    // starts after the previous program of this name has ended
 
 	Network string `json:"network,omitempty"`
 	Address string `json:"address,omitempty"`
-	Timeout int64  `json:"timeout,omitempty"` // milliseconds; 0: the system's
+	Timeout int64  `json:"timeout,omitempty"` // milliseconds; 0: the default of the system
 }
 
 type size struct{ Rows, Cols uint16 }
 
 type failure struct {
 	Text  string
-	Errno int // 0 if it is none of the system's
+	Errno int // 0 if the system has no number for it
 }
 
-// exit is how a program ended: as a shell has it, 128 and more for a signal.
+// exit is the exit code of a program, as a shell reports it: 128 and more for a signal.
 type exit struct{ Code int }
 
 func readFrame(r io.Reader) (kind, []byte, error) {
@@ -79,7 +80,7 @@ func (f *frames) write(k kind, content []byte) error {
 	return f.put(k, content)
 }
 
-// put is write for the one who has locked.
+// put is write for callers that hold the lock.
 func (f *frames) put(k kind, content []byte) error {
 	header := []byte{byte(k), 0, 0, 0, 0}
 	binary.BigEndian.PutUint32(header[1:], uint32(len(content)))

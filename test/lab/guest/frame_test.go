@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestFrames(t *testing.T) {
+func TestFramesAreReadAsWritten(t *testing.T) {
 	var b bytes.Buffer
 	f := &frames{w: &b}
 	long := strings.Repeat("x", largest+1)
@@ -34,7 +34,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-func TestBrokenFrames(t *testing.T) {
+func TestBrokenFramesAreRejected(t *testing.T) {
 	for _, test := range []struct {
 		name, bytes string
 		want        error

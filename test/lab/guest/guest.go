@@ -1,17 +1,17 @@
-// Package guest is what runs a node on a kernel of its own: a user-mode Linux kernel, which is an ordinary program of
-// this machine and has what the machine's kernel lacks. The guest's files are the machine's, through hostfs, and what
-// it writes stays in its memory; its programs are the machine's programs.
+// Package guest runs a node on its own kernel: a user-mode Linux kernel, which is an ordinary program of this machine
+// and has modules that the machine's kernel lacks. The guest sees the machine's files through hostfs and runs the
+// machine's programs. Its memory holds what it writes.
 //
 //	machine                                    │ guest
 //	                                           │
 //	lab ── linux.uml init=... ─────────────────┼──▶ process 1: Boot
-//	                                           │      └── Serve, in a network namespace that nothing else is in
+//	                                           │      └── Serve, alone in a network namespace
 //	lab exec, kubelet's stand-in ── Client ────┼──▶       ├── kubelet
-//	        169.254.1.1 ═══ a wire of its own ═╪═ 169.254.1.2 └── bash ...
+//	        169.254.1.1 ═══ a separate wire ═╪═ 169.254.1.2 └── bash ...
 //	router's bridge ═══ the node's wire ═══════╪═ eth0
 //
-// Every program in the guest has a stand-in on the machine, a Client's Run: it has the program's standard streams and
-// ends as the program ends, and when it is killed, so is the program.
+// Every program in the guest has a stand-in on the machine, a call of Client.Run. The stand-in has the program's
+// standard streams and ends when the program ends. If the stand-in is killed, the guest kills the program.
 package guest
 
 import "net/netip"
@@ -23,10 +23,10 @@ const Variable = "LAB_GUEST"
 type Config struct {
 	Hostname string `json:"hostname"`
 
-	Hidden  []string `json:"hidden"`  // directories that are the guest's own, and empty at first
-	Visible []string `json:"visible"` // directories that are the machine's own, read-only, as they change
+	Hidden  []string `json:"hidden"`  // directories that the guest replaces with empty ones
+	Visible []string `json:"visible"` // directories that show the machine's files, read-only
 
-	Modules  []string          `json:"modules"`  // of the kernel, that nothing asks for by itself
+	Modules  []string          `json:"modules"`  // of the kernel, which no program loads on demand
 	Settings []string          `json:"settings"` // "net.ipv4.ip_forward=1"
 	Files    map[string]string `json:"files"`    // content by path
 	Links    map[string]string `json:"links"`    // symbolic links: target by path
@@ -43,13 +43,13 @@ type Network struct {
 	Routes    []Route        `json:"routes"`
 }
 
-// Route is a route by way of a neighbour.
+// Route is a route through a neighbor.
 type Route struct {
 	To  netip.Prefix `json:"to"`
 	Via netip.Addr   `json:"via"`
 }
 
-// The devices' names, as the kernel has them at first.
+// The names of the devices when the kernel starts.
 const (
 	NetworkDevice = "vec0"
 	ControlDevice = "vec1"
@@ -58,5 +58,6 @@ const (
 // Port is where Serve listens, on Config.Control.
 const Port = 1
 
-// Modules is where Debian's package user-mode-linux has the kernel's modules, below its version.
+// Modules is the directory of the kernel's modules in Debian's package user-mode-linux. It contains a directory for
+// each version.
 const Modules = "/usr/lib/uml/modules"

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Modprobe loads a module of the running kernel, by its name or by an alias, and first those that it needs. A module
-// that is there already, or built in, is fine.
+// Modprobe loads a module of the running kernel, by its name or by an alias, after the modules that it needs. A module
+// that is already loaded or built in is no error.
 func Modprobe(name string) error {
 	release, err := kernelRelease()
 	if err != nil {
@@ -31,7 +31,8 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(u.Release[:]), nil
 }
 
-// loadModule finds the modules that a name stands for in dir, and inserts each, and what it needs, by its file.
+// loadModule finds the modules that a name stands for in dir. It inserts each module by its file, after the modules
+// that it needs.
 func loadModule(dir, name string, insert func(file string) error) error {
 	needs, err := readNeeds(dir)
 	if err != nil {
@@ -48,7 +49,7 @@ func loadModule(dir, name string, insert func(file string) error) error {
 	for _, n := range names {
 		files, found := needs[n]
 		known = known || found
-		// A module's line has the farthest need last.
+		// A module's line lists the most distant dependency last.
 		for _, file := range slices.Backward(files) {
 			if err := insert(filepath.Join(dir, file)); err != nil {
 				errs = append(errs, fmt.Errorf("loading %s: %w", file, err))
@@ -65,10 +66,10 @@ func loadModule(dir, name string, insert func(file string) error) error {
 	return errors.Join(errs...)
 }
 
-// plain is a module's name as the kernel has it.
+// plain returns a module's name as the kernel spells it.
 func plain(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// readNeeds reads modules.dep: a module's files, its own first, by its name.
+// readNeeds reads modules.dep. It returns a module's files by the module's name, with its own file first.
 func readNeeds(dir string) (map[string][]string, error) {
 	needs := map[string][]string{}
 	err := eachLine(filepath.Join(dir, "modules.dep"), func(line string) {
@@ -85,7 +86,7 @@ func moduleName(file string) string {
 	return plain(name)
 }
 
-// readAliases reads modules.alias: the modules that a name is a pattern's of.
+// readAliases reads modules.alias. It returns the modules that have a pattern that matches the name.
 func readAliases(dir, name string) ([]string, error) {
 	var names []string
 	err := eachLine(filepath.Join(dir, "modules.alias"), func(line string) {

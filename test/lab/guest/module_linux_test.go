@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestLoadModule(t *testing.T) {
+func TestLoadModuleInsertsWhatItNeeds(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"modules.dep": "kernel/ip_vs.ko: kernel/nf_conntrack.ko kernel/nf_defrag.ko\nkernel/nf_conntrack.ko: kernel/nf_defrag.ko\n" +
@@ -54,7 +54,7 @@ func TestLoadModule(t *testing.T) {
 	}
 	refused := errors.New("refused")
 	if err := loadModule(dir, "nf_defrag", func(string) error { return refused }); !errors.Is(err, refused) || message(err) != "loading kernel/nf_defrag.ko: refused" {
-		t.Errorf("a module that is refused: %v", err)
+		t.Errorf("a refused module: %v", err)
 	}
 	if err := loadModule(t.TempDir(), "ip_vs", nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no list of modules: %v", err)

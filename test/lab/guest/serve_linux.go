@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Serve runs what clients ask for, until the listener fails. address and bits are Config.Control's.
+// Serve serves the requests of clients until the listener fails. address and bits come from Config.Control.
 func Serve(address netip.AddrPort, bits int) error {
 	l, err := listenApart(address, bits)
 	if err != nil {
@@ -52,7 +52,7 @@ func (s *server) serve(l net.Listener) error {
 func (s *server) handle(conn net.Conn) error {
 	k, content, err := readFrame(conn)
 	if err == io.EOF {
-		return nil // somebody looked whether there is a server
+		return nil // a client checked whether the server runs
 	}
 	if err != nil {
 		return fmt.Errorf("reading a request: %w", err)
@@ -67,7 +67,7 @@ func (s *server) handle(conn net.Conn) error {
 	return s.execute(conn, r)
 }
 
-// fail tells the client; what is returned is that this did not work.
+// fail sends the error to the client. It returns an error only if that fails.
 func fail(f *frames, err error) error {
 	told := failure{Text: err.Error()}
 	if number, ok := errors.AsType[syscall.Errno](err); ok {
@@ -88,12 +88,12 @@ func dial(conn net.Conn, r request) error {
 	}
 	defer other.Close()
 	if err := f.write(kindDone, nil); err != nil {
-		return nil //nolint:nilerr // the client has gone
+		return nil //nolint:nilerr // the client has closed the connection
 	}
 	var both sync.WaitGroup
 	for _, pair := range [][2]net.Conn{{conn, other}, {other, conn}} {
 		both.Go(func() {
-			_, _ = io.Copy(pair[0], pair[1]) // a connection that breaks is one that ends
+			_, _ = io.Copy(pair[0], pair[1]) // a broken connection has ended
 			if half, ok := pair[0].(interface{ CloseWrite() error }); ok {
 				_ = half.CloseWrite()
 			}
@@ -103,7 +103,7 @@ func dial(conn net.Conn, r request) error {
 	return nil
 }
 
-// execute runs a program for as long as the client is there.
+// execute runs a program until the client closes the connection.
 func (s *server) execute(conn net.Conn, r request) error {
 	f := &frames{w: conn}
 	if r.Alone != "" {
@@ -117,7 +117,7 @@ func (s *server) execute(conn net.Conn, r request) error {
 		lock.Lock()
 		defer lock.Unlock()
 	}
-	f.mu.Lock() // what the program prints comes after the answer
+	f.mu.Lock() // output of the program must follow the answer
 	p, err := start(r, f)
 	if err != nil {
 		f.mu.Unlock()
@@ -125,7 +125,7 @@ func (s *server) execute(conn net.Conn, r request) error {
 	}
 	defer p.input.Close()
 	if f.put(kindDone, nil) != nil {
-		p.kill() // the client has gone
+		p.kill() // the client has closed the connection
 	}
 	f.mu.Unlock()
 	var reader sync.WaitGroup
@@ -135,15 +135,15 @@ func (s *server) execute(conn net.Conn, r request) error {
 		}
 	})
 	err = f.writeJSON(kindExit, exit{p.wait()})
-	conn.Close() // which ends the reader
+	conn.Close() // this ends the reader
 	reader.Wait()
 	if err != nil {
-		return nil //nolint:nilerr // the client has gone
+		return nil //nolint:nilerr // the client has closed the connection
 	}
 	return nil
 }
 
-// program is one that runs.
+// program is a running program.
 type program struct {
 	command  *exec.Cmd
 	input    *os.File // its standard input, or its terminal
@@ -154,7 +154,7 @@ type program struct {
 	ended   chan struct{}
 
 	mu     sync.Mutex
-	reaped bool // its process id may be another's
+	reaped bool // another process may have its process id
 }
 
 // start starts a program with its streams.
@@ -178,7 +178,7 @@ func start(r request, f *frames) (*program, error) {
 			return nil, errors.Join(err, closeAll(pipes[:i]))
 		}
 	}
-	// Not the command's own copying, which gives up on what a slow client has not taken yet.
+	// Do not use the command's own copying, which drops what a slow client has not received yet.
 	p.command.Stdin, p.command.Stdout, p.command.Stderr = pipes[0].read, pipes[1].write, pipes[2].write
 	if err := p.command.Start(); err != nil {
 		return nil, errors.Join(err, closeAll(pipes[:]))
@@ -200,8 +200,8 @@ func closeAll(pipes []struct{ read, write *os.File }) error {
 	return errors.Join(errs...)
 }
 
-// closeTimeout is how long a program that has ended may be silent before what it has left running, and which may hold
-// its streams open for ever, is not listened to any more.
+// closeTimeout is the time without output after which output is no longer read from a program that has ended. Programs
+// that it left running may hold its streams open forever.
 const closeTimeout = time.Second
 
 // take copies what the program prints.
@@ -215,17 +215,17 @@ func (p *program) take(from *os.File, to io.Writer) {
 		for {
 			select {
 			case <-p.ended:
-				_ = from.SetReadDeadline(time.Now().Add(closeTimeout)) // a pipe or a terminal has deadlines
+				_ = from.SetReadDeadline(time.Now().Add(closeTimeout)) // pipes and terminals support deadlines
 			default:
 			}
 			n, err := from.Read(b)
 			if n > 0 {
 				if _, err := to.Write(b[:n]); err != nil {
-					return // the client has gone
+					return // the client has closed the connection
 				}
 			}
 			if err != nil {
-				return // the end, one way or the other
+				return // the end of the output, or an error
 			}
 		}
 	})
@@ -233,12 +233,12 @@ func (p *program) take(from *os.File, to io.Writer) {
 
 // wait waits until the program has ended and what it printed is sent, and returns its exit code.
 func (p *program) wait() int {
-	// Not reaped yet, so that nobody else has its process id while it may be killed.
+	// Do not reap it yet, so that no other process gets its process id while it may be killed.
 	for unix.Waitid(unix.P_PID, p.command.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 		continue
 	}
 	p.mu.Lock()
-	_ = p.command.Wait() // how it ended is in its state
+	_ = p.command.Wait() // the state contains the result
 	p.reaped = true
 	p.mu.Unlock()
 	close(p.ended)
@@ -253,7 +253,7 @@ func (p *program) wait() int {
 	return status.ExitStatus()
 }
 
-// signal sends a signal to the program and to what it has started in its own session.
+// signal sends a signal to the program and to its child processes in the same process group.
 func (p *program) signal(s unix.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -264,8 +264,8 @@ func (p *program) signal(s unix.Signal) {
 
 func (p *program) kill() { p.signal(unix.SIGKILL) }
 
-// put gives the program what the client sent. A program need not read: then it is for nobody, and only if the client
-// goes meanwhile that is an error.
+// put writes the client's input to the program. It returns an error only if the client closes the connection while the
+// program does not read.
 func (p *program) put(conn net.Conn, content []byte) error {
 	for len(content) > 0 {
 		if err := p.input.SetWriteDeadline(time.Now().Add(closeTimeout)); err != nil {
@@ -285,7 +285,7 @@ func (p *program) put(conn net.Conn, content []byte) error {
 	return nil
 }
 
-// hungUp is an error if the client has closed the connection, whatever is still to be read from it.
+// hungUp returns an error if the client has closed the connection, even if data from it is still unread.
 func hungUp(conn net.Conn) error {
 	raw, err := conn.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -302,7 +302,7 @@ func hungUp(conn net.Conn) error {
 	return errors.Join(err, failed)
 }
 
-// follow does what the client says, until it has gone.
+// follow executes the client's frames until the client closes the connection.
 func (p *program) follow(conn net.Conn) error {
 	for {
 		k, content, err := readFrame(conn)

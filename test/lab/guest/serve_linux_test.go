@@ -17,7 +17,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// newClient serves on this machine, as it is, and gives the client of that.
+// newClient starts a server on this machine, without a guest, and returns a client for it.
 func newClient(t *testing.T) Client {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -33,7 +33,7 @@ func newClient(t *testing.T) Client {
 
 func environment() []string { return []string{"PATH=" + os.Getenv("PATH"), "GREETING=hello"} }
 
-func TestRun(t *testing.T) {
+func TestRunReturnsOutputAndExitCode(t *testing.T) {
 	client := newClient(t)
 	for _, test := range []struct {
 		name, input   string
@@ -60,7 +60,7 @@ func TestRun(t *testing.T) {
 			}
 			if test.name == "background" {
 				if err := command(client, t.Context(), "kill", strings.TrimSpace(output.String())); err != nil {
-					t.Errorf("what was left running is not there: %v", err)
+					t.Errorf("the background process does not run: %v", err)
 				}
 				return
 			}
@@ -71,7 +71,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// command runs a program that has to succeed.
+// command runs a program that must succeed.
 func command(client Client, ctx context.Context, argv ...string) error {
 	var printed bytes.Buffer
 	code, err := client.Run(ctx, Program{Argv: argv, Env: environment(), Output: &printed, Errors: &printed})
@@ -81,7 +81,7 @@ func command(client Client, ctx context.Context, argv ...string) error {
 	return err
 }
 
-func TestRunNothing(t *testing.T) {
+func TestRunFailsWithoutAProgram(t *testing.T) {
 	client := newClient(t)
 	for _, program := range []string{"no-such-program", "/no/such/program"} {
 		if err := command(client, t.Context(), program); !errors.Is(err, os.ErrNotExist) {
@@ -89,11 +89,11 @@ func TestRunNothing(t *testing.T) {
 		}
 	}
 	if err := command(client, t.Context(), "/etc/passwd"); !errors.Is(err, os.ErrPermission) {
-		t.Errorf("a file that is no program: %v", err)
+		t.Errorf("a file that is not a program: %v", err)
 	}
 }
 
-// started runs a program that says its process id, and gives that, what it prints after, and how it ends.
+// started runs a program that prints its process ID. It returns the ID and a channel for the result.
 func started(t *testing.T, ctx context.Context, client Client, p Program, script string) (pid string, ended <-chan error) {
 	t.Helper()
 	read, write := io.Pipe()
@@ -129,7 +129,7 @@ func wait(t *testing.T, what string, holds func() bool) {
 	})
 }
 
-// A program ends with its stand-in, also when it does not read what it was sent.
+// TestProgramEndsWithClient checks that a program ends with its stand-in, even if it does not read its input.
 func TestProgramEndsWithClient(t *testing.T) {
 	client := newClient(t)
 	for _, test := range []struct {
@@ -142,7 +142,7 @@ func TestProgramEndsWithClient(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			// Its children end with it, too.
+			// Its child processes end too.
 			pid, ended := started(t, ctx, client, Program{Input: test.input}, "sleep 1000; true")
 			cancel()
 			if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -153,13 +153,13 @@ func TestProgramEndsWithClient(t *testing.T) {
 	}
 }
 
-func TestAlone(t *testing.T) {
+func TestAloneProgramsRunOneAtATime(t *testing.T) {
 	client := newClient(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	first, ended := started(t, ctx, client, Program{Alone: "kubelet"}, "sleep 1000; true")
 	if err := command(client, t.Context(), "true"); err != nil {
-		t.Errorf("one without a name has to wait: %v", err)
+		t.Errorf("a program without a name waits: %v", err)
 	}
 	second := make(chan error, 1)
 	go func() {
@@ -168,7 +168,7 @@ func TestAlone(t *testing.T) {
 	}()
 	select {
 	case <-second:
-		t.Error("two of one name run at the same time")
+		t.Error("two programs of one name run at the same time")
 	case <-time.After(50 * time.Millisecond): // long enough for a program to start: see the first
 	}
 	cancel()
@@ -177,11 +177,11 @@ func TestAlone(t *testing.T) {
 		t.Error(err)
 	}
 	if alive(first) {
-		t.Error("the second has started, and the first is alive")
+		t.Error("the second program started while the first was alive")
 	}
 }
 
-func TestDial(t *testing.T) {
+func TestDialReachesListeners(t *testing.T) {
 	client := newClient(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -213,16 +213,16 @@ func TestDial(t *testing.T) {
 	}
 	l.Close()
 	if _, err := client.Dial(t.Context(), "tcp", l.Addr().String()); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("nobody listens, and it is %v", err)
+		t.Errorf("nothing listens, and the error is %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := client.Dial(ctx, "tcp", l.Addr().String()); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled, and it is %v", err)
+		t.Errorf("canceled, and the error is %v", err)
 	}
 }
 
-func TestTerminal(t *testing.T) {
+func TestTerminalIsPassedOn(t *testing.T) {
 	client := newClient(t)
 	near, far, err := pty.Open()
 	if err != nil {
@@ -271,8 +271,8 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// A client that is slow loses nothing of what a program had printed before it ended.
-func TestSlowClient(t *testing.T) {
+// TestSlowClientGetsAllOutput checks that a slow client receives all that a program printed before it ended.
+func TestSlowClientGetsAllOutput(t *testing.T) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -280,7 +280,7 @@ func TestSlowClient(t *testing.T) {
 	p := &program{ended: make(chan struct{})}
 	slow := &slowWriter{entered: make(chan struct{}), leave: make(chan struct{})}
 	p.take(read, slow)
-	if _, err := write.Write(make([]byte, 60<<10)); err != nil { // more than take has taken when it is held up
+	if _, err := write.Write(make([]byte, 60<<10)); err != nil { // more than take has read when its write blocks
 		t.Fatal(err)
 	}
 	write.Close()
@@ -296,7 +296,7 @@ func TestSlowClient(t *testing.T) {
 	}
 }
 
-// slowWriter holds up its first Write.
+// slowWriter blocks in its first Write.
 type slowWriter struct {
 	entered, leave chan struct{}
 	n              int

@@ -1,11 +1,11 @@
-// Outside is the world beyond the lab's cluster, as its router serves it: a DNS server with a zone of its own and a
-// web server. With it a test shows that what is not the cluster's goes on as before: every query that arrives is
-// logged, so that a cluster name that leaks out is seen, and so is an outside name that no longer comes.
+// Outside is the world beyond the lab's cluster: a DNS server with its own zone, and a web server. Tests use it to
+// check that names and addresses outside of the cluster still work. It logs every query, so that tests see a cluster
+// name that leaks out, and an outside name that no longer arrives.
 //
 //	outside -dns 10.98.0.1:53 -address 203.0.113.10 -zone outside.test -log queries.jsonl
 //
-// The zone has www (and the zone's name itself) at the addresses given, ipv4 and ipv6 with one family only, and big,
-// whose TXT answer does not fit a UDP datagram. The addresses resolve back to www. Everything else does not exist.
+// The zone has www (and the zone's name itself) at the given addresses, ipv4 and ipv6 with one family only, and big,
+// whose TXT answer does not fit a UDP datagram. The addresses resolve back to www. Nothing else exists.
 package main
 
 import (
@@ -102,7 +102,7 @@ type zoneHandler struct {
 // query is one line of the log.
 type query struct {
 	Time  time.Time `json:"time"`
-	From  string    `json:"from"`  // the asker's address and port
+	From  string    `json:"from"`  // the client's address and port
 	Proto string    `json:"proto"` // udp or tcp
 	Name  string    `json:"name"`  // lower case, with the final dot
 	Type  string    `json:"type"`
@@ -147,7 +147,7 @@ func (z *zoneHandler) ServeDNS(w dns.ResponseWriter, r *dns.Msg) {
 	}
 }
 
-// lookup gives the records asked for, and whether the name exists at all.
+// lookup returns the requested records, and reports whether the name exists.
 func (z *zoneHandler) lookup(name string, q dns.Question) (records []dns.RR, exists bool) {
 	header := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: 5}
 	if label, in := strings.CutSuffix(name, z.zone); in {
@@ -197,7 +197,7 @@ func (z *zoneHandler) soa() dns.RR {
 	}
 }
 
-// record logs a query before its answer is sent, so that whoever has the answer finds the line.
+// record logs a query before its answer is sent, so that a client that has the answer finds the line.
 func (z *zoneHandler) record(q query) {
 	line, err := json.Marshal(q)
 	if err != nil {

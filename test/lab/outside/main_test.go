@@ -11,7 +11,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// answerer keeps the answer that a handler writes.
+// answerer stores the answer that a handler writes.
 type answerer struct {
 	dns.ResponseWriter
 	remote net.Addr
@@ -21,7 +21,7 @@ type answerer struct {
 func (a *answerer) RemoteAddr() net.Addr           { return a.remote }
 func (a *answerer) WriteMsg(answer *dns.Msg) error { a.answer = answer; return nil }
 
-func TestServeDNS(t *testing.T) {
+func TestServeDNSAnswersForTheZone(t *testing.T) {
 	var logged bytes.Buffer
 	z := &zoneHandler{
 		zone:      "outside.test.",
@@ -79,8 +79,8 @@ func TestServeDNS(t *testing.T) {
 	}
 }
 
-// An answer that is too long for UDP is cut, and whole over TCP.
-func TestTruncation(t *testing.T) {
+// TestTruncationNeedsTCP checks that an answer that is too long for UDP is truncated, and complete over TCP.
+func TestTruncationNeedsTCP(t *testing.T) {
 	z := &zoneHandler{zone: "outside.test.", log: new(bytes.Buffer)}
 	question := new(dns.Msg).SetQuestion("big.outside.test.", dns.TypeTXT)
 	udp := &answerer{remote: &net.UDPAddr{}}

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Pause does nothing until it is told to end. It is the lab's pause image, the process that holds a pod's namespaces
-// and reaps its orphans, and it holds the namespaces of each of the lab's nodes.
+// Pause does nothing until a signal ends it. It is the lab's pause image: the process that holds a pod's namespaces and
+// reaps its orphans. It also holds the namespaces of each of the lab's nodes.
 package main
 
 import (

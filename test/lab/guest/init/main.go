@@ -1,6 +1,7 @@
 //go:build linux
 
-// Init is a guest's first process, the server in it, its modprobe, and the stand-in on the machine for a program in it.
+// Init is the first process of a guest, the server in it, its modprobe, and the stand-in on the machine for a program
+// in it.
 // See package kubevpn/test/lab/guest.
 //
 //	init                                 as process 1
@@ -44,7 +45,8 @@ func main() {
 	}
 }
 
-// report says what went wrong. The exit codes are those of env and nohup: the program is not there, or something else.
+// report prints an error and returns the exit code, as env and nohup do: one for a missing program, another for all
+// other errors.
 func report(err error) int {
 	if err == nil {
 		return 0
