@@ -1,29 +1,31 @@
 # The two uses that matter:
 #   make demo   a real cluster on this machine, kubevpn on a laptop beside it, and back to nothing
-#   make test   everything that shows that kubevpn works
-# With a cluster of your own: make install, then kubevpn connect.
+#   make test   all tests
+# With your own cluster: make install, then kubevpn connect.
 
 GO     ?= go
 PREFIX ?= /usr/local
 
 VERSION ?= $(shell sed -n 's/^\tversion = "\(.*\)"$$/\1/p' internal/process/version/version.go)
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null)$(shell git diff --quiet HEAD 2>/dev/null || echo -dirty)
-# The traffic manager's image: a name to build it by, or, for a release of kubevpn, what that name became when it was pushed:
+# The traffic manager's image: its name for a build, or its name and digest for a release:
 #   make push-image IMAGE=registry.example/kubevpn:1
 #   make build IMAGE=registry.example/kubevpn@sha256:...
-# Without the latter kubevpn has no default image, and wants --image, KUBEVPN_IMAGE or its configuration file to say one.
+# A kubevpn that is built without a digest has no default image: users set --image, KUBEVPN_IMAGE or image in the
+# configuration file.
 IMAGE   ?=
 
 LDFLAGS := -s -w -X kubevpn/internal/process/version.version=$(VERSION) -X kubevpn/internal/process/version.commit=$(COMMIT)
 BUILD    = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
-# The architectures of the nodes: make image builds for one, and make push-image for all of these as one image.
+# The architectures of the nodes: make image builds for one of them, and make push-image builds one image for all of
+# them.
 ARCH    ?= $(shell $(GO) env GOARCH)
 ARCHS   ?= amd64 arm64
-# What the image holds: /traffic, which runs as an ordinary user, and iptables for its gateway, from Debian's packages.
+# The image contains /traffic, which runs as an ordinary user, and iptables for its gateway, from Debian's packages.
 LAYOUT   = --ref $(or $(IMAGE),$(error set IMAGE: make $@ IMAGE=registry.example/kubevpn:1)) --user 65532:65532 --iptables \
 	--label org.opencontainers.image.version=$(VERSION) --label org.opencontainers.image.revision=$(COMMIT)
-# A key of cosign, which signs what push-image pushes and the checksums of a release. COSIGN_PASSWORD in the environment is
-# the key's password. Without a key, a workflow on GitHub that may write id-tokens signs with a certificate of its own.
+# The cosign key that signs the image of push-image and the checksums of a release. COSIGN_PASSWORD in the environment
+# is its password. Without a key, a workflow on GitHub that may write id-tokens signs with its own certificate.
 COSIGN_KEY ?=
 COSIGN_FLAGS ?= --yes --recursive --use-signing-config=false --tlog-upload=false
 COSIGN   = $(GO) tool -modfile=tools/cosign/go.mod cosign
@@ -40,7 +42,7 @@ bin/kubevpn: LDFLAGS += $(if $(findstring @sha256:,$(IMAGE)),-X kubevpn/internal
 bin/kubevpn bin/traffic:
 	$(BUILD) -o $@ ./cmd/$(notdir $@)
 
-# What is not the product is a module of its own, in test.
+# Programs that are not part of the product are in the module test.
 bin/lab bin/image:
 	cd test && $(BUILD) -o ../$@ ./cmd/$(notdir $@)
 
@@ -82,7 +84,7 @@ krew-validate: ## run krew's validator on the manifest of a published release: T
 	curl -fsSL -o bin/kubevpn.yaml --create-dirs https://github.com/$(REPOSITORY)/releases/download/$(TAG)/kubevpn.yaml
 	$(GO) run sigs.k8s.io/krew/cmd/validate-krew-manifest@v0.4.4 -manifest bin/kubevpn.yaml
 
-vulncheck: ## look for known vulnerabilities in what the programs use (network)
+vulncheck: ## look for known vulnerabilities in the dependencies of the programs (network)
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
 lab: bin/lab ## bin/lab, which runs real clusters on this machine
@@ -123,7 +125,7 @@ ci: ## what CI runs on a fresh Debian, as root: installs what the tests need, th
 e2e: ## only the suites on real clusters; SUITE=proxy runs one, TEST=TestIPTables that test's (Linux, root)
 	scripts/test e2e $(SUITE)
 
-nightly: ## what is slow and rare: fuzzing, repeated race tests, big copies, the benchmark
+nightly: ## slow tests that run rarely: fuzzing, repeated race tests, big copies, the benchmark
 	scripts/nightly
 
 test-ipvs: ## the part of test whose cluster has kube-proxy in IPVS mode (Linux, root)
