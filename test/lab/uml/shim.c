@@ -1,20 +1,20 @@
 /*
- * What Debian's user-mode Linux (6.1) lacks, loaded into it with LD_PRELOAD. Its guests' programs are processes of this
- * machine, which it traces with ptrace(2).
+ * The shim adds what Debian's user-mode Linux (6.1) lacks. It is loaded into it with LD_PRELOAD. The programs of the
+ * guests are processes of this machine, which user-mode Linux traces with ptrace(2).
  *
- * A traced process whose tracer is killed is let go: the guest's programs would go on as programs of this machine, as
- * root, with system calls meant for the guest's kernel. So they are to be killed with their tracer.
+ * The kernel releases a traced process whose tracer is killed. The guest's programs would continue as programs of this
+ * machine, as root, with system calls meant for the guest's kernel. The shim makes the kernel kill them with their tracer.
  *
- * It keeps 2696 bytes of a process's extended registers, which is all that there is up to AVX-512 and PKRU. Processors
- * with AMX have more, and their kernels take the registers of a traced process whole or not at all: "ptrace set fp regs
- * failed, errno = 14". So what it writes is completed; the rest, which no program in the guest can have asked for, is
- * left in its initial state.
+ * User-mode Linux keeps 2696 bytes of a process's extended registers, which is all of them up to AVX-512 and PKRU.
+ * Processors with AMX have more, and their kernels accept the registers of a traced process only as a whole: "ptrace set
+ * fp regs failed, errno = 14". The shim completes the registers that user-mode Linux writes. The others stay in their
+ * initial state, because no program in the guest can have requested them.
  *
- * When it is idle it looks whether there is something to do, and then sleeps until a signal. One that comes in between is
- * noted and not looked at before the next timer's: of some thousand packets one is late. So it does not sleep either
- * while one of its files has something new.
+ * When user-mode Linux is idle, it checks for work, and then sleeps until a signal. If a signal arrives in between, it
+ * handles that only at the next timer: one of some thousand packets is late. The shim therefore does not sleep while one
+ * of its files has new data.
  *
- * It is built without a C library's headers, which the machine may not have.
+ * The shim is built without a C library's headers, which the machine may not have.
  */
 #include <stdarg.h>
 
@@ -62,7 +62,7 @@ static long trace(long request, long pid, long address, const void *data)
 }
 
 static char area[1 << 16] __attribute__((aligned(64)));
-static unsigned long whole; /* how much of the area this machine's kernel wants */
+static unsigned long whole; /* the size of the area that this machine's kernel requires */
 
 static long set(long pid, const struct iovec *part)
 {
@@ -77,7 +77,7 @@ static long set(long pid, const struct iovec *part)
 	if (part->len >= whole)
 		return trace(SETREGSET, pid, XSTATE, part);
 	__builtin_memcpy(area, part->base, part->len);
-	/* The header's first word says which components are not in their initial state: those that were written. */
+	/* The header's first word lists the components that are not in their initial state: those that were written. */
 	*(unsigned long *)(area + 512) &= 0x2ff;
 	v.len = whole;
 	return trace(SETREGSET, pid, XSTATE, &v);
@@ -106,7 +106,7 @@ long ptrace(long request, ...)
 	return word;
 }
 
-static int files = -1; /* the kernel's one epoll, which has all that it reads from */
+static int files = -1; /* the only epoll of user-mode Linux, with all files that it reads */
 
 int epoll_create(int size)
 {
