@@ -56,7 +56,7 @@ func helm(t *testing.T, args ...string) *exec.Cmd {
 	return exec.CommandContext(t.Context(), program, args...)
 }
 
-// render returns the chart's objects, with the keys of objects. It checks that laptops accept the manager of them.
+// render returns the chart's objects, with the keys of objects. It checks that laptops accept the manager among them.
 func render(t *testing.T, namespace string, args ...string) map[string]unstructured.Unstructured {
 	t.Helper()
 	cmd := helm(t, append([]string{"template", "vpn", chart, "--namespace", namespace}, args...)...)
@@ -118,7 +118,8 @@ func objects(t *testing.T, namespace string, text []byte) map[string]unstructure
 	return all
 }
 
-// `kubevpn install` reads the objects that the chart makes for these values, and puts its own in their place.
+// TestManifestOfInstallIsGenerated checks the objects that `kubevpn install` reads. The chart makes them for these
+// values, and kubevpn replaces the values with its own.
 func TestManifestOfInstallIsGenerated(t *testing.T) {
 	all := render(t, "manager-namespace", "--set-string", "image.repository=manager-image,image.tag=1,expose=nodeport")
 	var documents []string
@@ -342,7 +343,8 @@ func checkPod(t *testing.T, pod corev1.PodTemplateSpec) {
 	}
 }
 
-// The manager has the same rights as in all namespaces, but those in namespaces by a Role in each.
+// TestWatchedNamespacesHaveRolesOfTheirOwn checks that a manager of some namespaces has the same rights as a manager of
+// all, but by a Role in each of them.
 func TestWatchedNamespacesHaveRolesOfTheirOwn(t *testing.T) {
 	image := []string{"--set", "image.repository=kubevpn"}
 	all := render(t, "tools", append(image, "--set-json", `watchNamespaces=["tools","shop","123"]`,
@@ -384,17 +386,18 @@ func TestWatchedNamespacesHaveRolesOfTheirOwn(t *testing.T) {
 	for _, flag := range []string{"watch-namespaces", "allow-namespaces"} {
 		got, err := cmd.Flags().GetStringSlice(flag)
 		if err != nil || args[0] != cmd.Name() || !slices.Equal(got, []string{"123", "shop", "tools"}) {
-			t.Errorf("of %q the manager reads %q, %v", args, got, err)
+			t.Errorf("from %q the manager reads %q, %v", args, got, err)
 		}
 	}
 	for flag, want := range map[string][]string{"allow-cidr": {"10.0.0.0/8", "fd00::/8"}, "deny-cidr": {"10.1.0.0/16"}} {
 		if got, err := cmd.Flags().GetStringSlice(flag); err != nil || !slices.Equal(got, want) {
-			t.Errorf("of %q the manager reads --%s %q, %v", args, flag, got, err)
+			t.Errorf("from %q the manager reads --%s %q, %v", args, flag, got, err)
 		}
 	}
 }
 
-// Only if the manager authorizes users, it may review access, and users may say who they are.
+// TestAuthorizationHasItsRights checks that the manager may review access, and that users may tell it who they are,
+// only if the manager authorizes users.
 func TestAuthorizationHasItsRights(t *testing.T) {
 	users := []string{"--set", "image.repository=kubevpn,access.users={ann},access.groups={dev}"}
 	var before, manager, user rbacv1.ClusterRole
@@ -403,7 +406,7 @@ func TestAuthorizationHasItsRights(t *testing.T) {
 	all := render(t, "tools", users...)
 	decode(t, all["ClusterRole kubevpn-traffic-manager-tools"], &before)
 	if _, ok := all["ClusterRole kubevpn-traffic-manager-tools-user"]; ok || len(verbsOf(before.Rules)["subjectaccessreviews"]) > 0 {
-		t.Error("there are rights without a use")
+		t.Error("the objects grant unused rights")
 	}
 	all = render(t, "tools", append(users, "--set", "authorize=true")...)
 	decode(t, all["ClusterRole kubevpn-traffic-manager-tools"], &manager)
@@ -489,13 +492,14 @@ func TestSchemaRejectsWrongValues(t *testing.T) {
 	})
 }
 
-func TestLint(t *testing.T) {
+func TestChartPassesLint(t *testing.T) {
 	if out, err := helm(t, "lint", "--strict", chart, "--set", "image.repository=kubevpn").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-// The schema allows no further properties, so the linter finds values that it lacks. This finds the opposite.
+// TestSchemaHasNoOtherValues checks that the schema has no values that values.yaml lacks. The linter finds the
+// opposite, because the schema allows no further properties.
 func TestSchemaHasNoOtherValues(t *testing.T) {
 	type schema struct {
 		Properties map[string]*schema `json:"properties"`
@@ -559,7 +563,7 @@ func TestReadmeIsGenerated(t *testing.T) {
 	checkGenerated(t, filepath.Join(chart, "README.md"), strings.TrimSpace(string(want))+"\n")
 }
 
-// checkGenerated compares a file with what it is made from, or writes it.
+// checkGenerated compares a file with its generated content, or writes it.
 func checkGenerated(t *testing.T, file, want string) {
 	t.Helper()
 	if *update {

@@ -20,7 +20,7 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// Lock names Debian's packages of which files go into the image, for all architectures. debian.lock.json contains it;
+// Lock names Debian's packages whose files go into the image, for all architectures. debian.lock.json contains it;
 // `make image-lock` writes that file.
 type Lock struct {
 	Release  string    `json:"release"` // Debian's major version
@@ -34,14 +34,14 @@ type Package struct {
 	Architecture string `json:"architecture"`
 	URL          string `json:"url"`
 	SHA256       string `json:"sha256"`
-	// SHA1 is the file's name at snapshot.debian.org, which keeps what Debian deletes. It secures nothing.
+	// SHA1 is the file's name at snapshot.debian.org, which keeps deleted files. It is not used for verification.
 	SHA1 string `json:"sha1"`
 }
 
 //go:embed debian.lock.json
 var lockFile []byte
 
-// snapshot is the folder of the files that Debian ever published, by their SHA1.
+// snapshot is the URL of all files that Debian has ever published, by their SHA1.
 const snapshot = "https://snapshot.debian.org/file/"
 
 // maxPackage limits a package's size, packed and unpacked.
@@ -195,7 +195,7 @@ func untar(compressed io.Reader) (map[string]entry, error) {
 			}
 		case tar.TypeSymlink:
 			e.target = h.Linkname
-		default: // the layer has the directories above its files, and nothing wants a hard link
+		default: // the layer has the directories above its files, and no program needs a hard link
 			continue
 		}
 		files[e.path] = e

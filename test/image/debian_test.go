@@ -40,7 +40,7 @@ func TestFetchKeepsPackages(t *testing.T) {
 	}
 }
 
-func TestFetchRejects(t *testing.T) {
+func TestFetchRejectsWrongPackages(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/gone" {
 			http.NotFound(w, r)
@@ -64,7 +64,7 @@ func TestFetchRejects(t *testing.T) {
 	}
 }
 
-func TestUnpackRejects(t *testing.T) {
+func TestUnpackRejectsBrokenPackages(t *testing.T) {
 	for name, content := range map[string]string{
 		"nothing": "", "no archive": strings.Repeat("x", 100),
 		"empty archive": "!<arch>\n",

@@ -1,9 +1,9 @@
-// Package image makes container images without Docker, and writes or pushes them. The product's image (/traffic, and
-// iptables for its gateway) and the lab's images (pause, echo, coredns) come from here.
+// Package image makes container images without Docker, and writes or pushes them. It makes the product's image
+// (/traffic, and iptables for its gateway) and the lab's images (pause, echo, coredns).
 //
 // An image contains static binaries, which the caller built, and files of Debian's packages, pinned in
-// debian.lock.json. It contains nothing of the machine that makes it: made twice from the same binaries, it is the same
-// image, byte for byte.
+// debian.lock.json. It contains nothing of the machine that makes it: the same binaries give the same image, byte for
+// byte.
 package image
 
 import (
@@ -90,7 +90,7 @@ func Build(o Options) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
-// Index makes one image of several, each of an architecture of its own.
+// Index makes one image of several images, each for a different architecture.
 func Index(images []v1.Image) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	seen := map[string]bool{}

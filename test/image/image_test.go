@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// binary writes the smallest file that is accepted as a 64-bit ELF program: a header and, if dynamic, one program
+// binary writes the smallest file that Build accepts as a 64-bit ELF program: a header and, if dynamic, one program
 // header that names an interpreter.
 func binary(t *testing.T, machine elf.Machine, dynamic bool) string {
 	t.Helper()
@@ -69,7 +69,7 @@ func firstLayer(t *testing.T, img v1.Image) io.Reader {
 	return reader
 }
 
-func TestBuild(t *testing.T) {
+func TestBuildMakesAReproducibleLayer(t *testing.T) {
 	program := binary(t, elf.EM_X86_64, false)
 	img, err := Build(Options{
 		Files:  []File{{program, "/usr/bin/traffic"}, {program, "/traffic"}},
@@ -93,7 +93,7 @@ func TestBuild(t *testing.T) {
 		t.Errorf("configuration (-want +got):\n%s", diff)
 	}
 	if config.OS != "linux" || config.Architecture != "amd64" || config.Created.Unix() != 0 {
-		t.Errorf("for %s/%s of %v, want linux/amd64 of time 0", config.OS, config.Architecture, config.Created)
+		t.Errorf("for %s/%s with the time %v, want linux/amd64 of time 0", config.OS, config.Architecture, config.Created)
 	}
 	content, err := os.ReadFile(program)
 	if err != nil {
@@ -118,7 +118,7 @@ func TestBuild(t *testing.T) {
 			t.Fatal(err)
 		}
 		if h.Uid != 0 || h.Gid != 0 || h.ModTime.Unix() != 0 {
-			t.Errorf("%s belongs to %d:%d and is of %v", h.Name, h.Uid, h.Gid, h.ModTime)
+			t.Errorf("%s belongs to %d:%d and has the time %v", h.Name, h.Uid, h.Gid, h.ModTime)
 		}
 		body, err := io.ReadAll(archive)
 		if err != nil {
@@ -134,7 +134,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-func TestBuildRejects(t *testing.T) {
+func TestBuildRejectsWrongFiles(t *testing.T) {
 	amd64, arm64 := binary(t, elf.EM_X86_64, false), binary(t, elf.EM_AARCH64, false)
 	for _, test := range []struct {
 		name  string
@@ -194,7 +194,7 @@ func TestWriteTarIsReproducible(t *testing.T) {
 		t.Errorf("left over: %v, %v", left, err)
 	}
 	if err := WriteTar(img, "Not A Name", filepath.Join(dir, "c.tar")); err == nil {
-		t.Error("an impossible name was taken")
+		t.Error("WriteTar accepted an invalid name")
 	}
 }
 

@@ -16,24 +16,24 @@ import (
 // Tree contains dynamic programs of Debian and their dependencies.
 type Tree struct {
 	Architecture string
-	Packages     []Package // where the files are from
+	Packages     []Package // the packages that the files come from
 	entries      []entry
 }
 
-// The programs that `traffic gateway` runs; their names select what they do.
+// The programs that `traffic gateway` runs. Their names select what they do.
 var (
 	iptablesPrograms   = []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"}
 	iptablesExtensions = []string{"MASQUERADE", "TCPMSS", "comment", "conntrack", "standard", "tcp"}
 )
 
-// iptablesPackages are the packages of iptables and its libraries. base-files has what scanners recognize Debian by.
+// iptablesPackages are the packages of iptables and its libraries. Scanners recognize Debian by files of base-files.
 var iptablesPackages = []string{"base-files", "iptables", "libc6", "libip4tc2", "libip6tc2", "libmnl0", "libnftnl11",
 	"libxtables12"}
 
 // libraries are the folders of shared objects.
 var libraries = map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}
 
-// IPTables gathers iptables for an architecture from Debian's packages, of both of its backends:
+// IPTables gathers iptables for an architecture, with both of its backends, from Debian's packages:
 // /usr/sbin/iptables-nft, iptables-legacy and the same for IPv6, with the extensions for masquerading, its exceptions
 // and MSS clamping, and with their libraries. Scanners find the packages in /var/lib/dpkg/status.d. A package that the
 // user's cache folder does not have is fetched from Debian.
@@ -74,7 +74,7 @@ type picker struct {
 	picked map[string]entry
 }
 
-// install unpacks a package into root, and picks what tells about it.
+// install unpacks a package into root, and picks its metadata.
 func (p picker) install(pkg Package, d deb) error {
 	for name, e := range d.files {
 		if _, ok := p.root[name]; ok {
@@ -154,7 +154,7 @@ func (p picker) add(name string) error {
 }
 
 // neededBy returns the paths of the interpreter and the libraries of a program or a library. The dynamic linker looks
-// for libraries in the same folder, without its cache, which the image does not have.
+// for libraries in the same folder, because the image does not have its cache.
 func (p picker) neededBy(content []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {

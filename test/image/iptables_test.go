@@ -200,8 +200,8 @@ func extract(t *testing.T, r io.Reader, dir string) {
 	}
 }
 
-// TestIPTablesIncomplete checks that missing programs, extensions and libraries are an error.
-func TestIPTablesIncomplete(t *testing.T) {
+// TestIPTablesRejectsIncompletePackages checks that missing programs, extensions and libraries are an error.
+func TestIPTablesRejectsIncompletePackages(t *testing.T) {
 	whole, err := IPTables(t.Context(), "arm64")
 	if err != nil {
 		t.Fatal(err)

@@ -17,14 +17,14 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// What a new lock is made from.
+// The sources of a new lock.
 const (
 	debianRelease  = "13"
 	debianCodename = "trixie"
 	debianMirror   = "https://deb.debian.org/"
 )
 
-// archive is a part of Debian with an index of its own.
+// archive is a part of Debian with a separate index.
 type archive struct{ root, suite string }
 
 var archives = []archive{
@@ -68,7 +68,7 @@ func NewLock(ctx context.Context) (Lock, error) {
 	return lock, nil
 }
 
-// readIndex adds iptables' packages of an index to newest, unless that has a later version.
+// readIndex adds iptables' packages of an index to newest, unless newest has a later version.
 func readIndex(index []byte, root string, newest map[string]Package) error {
 	plain, err := xz.NewReader(bytes.NewReader(index))
 	if err != nil {

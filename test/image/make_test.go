@@ -17,9 +17,9 @@ import (
 var hidden = []string{"/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi", "/usr/lib/x86_64-linux-gnu/xtables",
 	"/usr/lib/aarch64-linux-gnu/xtables", "/var/lib/dpkg", "/etc/debian_version", "/usr/lib/os-release", "/usr/share/doc"}
 
-// TestImageIsReproducible builds the product's image twice: as it is here, and in namespaces where the path, host name,
-// user's environment and times of files are others and the machine's packages are missing. A namespace cannot have a
-// clock of its own; the second build only runs later.
+// TestImageIsReproducible builds the product's image twice: once here, and once in namespaces with another path, host
+// name, environment and file times, and without the machine's packages. Namespaces share the machine's clock, so the
+// second build only runs later.
 func TestImageIsReproducible(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the product for two architectures")
@@ -56,7 +56,7 @@ func pushProduct(t *testing.T, source, ref, script string, env []string, args ..
 	command := append([]string{"--mount", "--uts", "sh", "-ec", script, "sh", "make", "-s", "push-image", "IMAGE=" + ref}, args...)
 	cmd := exec.CommandContext(t.Context(), "unshare", command...)
 	cmd.Dir = source
-	for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} { // which can be below a cache folder or a home
+	for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} { // they may be below a cache folder or a home
 		value, err := exec.CommandContext(t.Context(), "go", "env", name).Output()
 		if err != nil {
 			t.Fatal(err)
@@ -77,7 +77,7 @@ func pushProduct(t *testing.T, source, ref, script string, env []string, args ..
 	return pushed
 }
 
-// copySource copies the repository's files, as they are in the working tree, to a path of their own.
+// copySource copies the repository's files, as they are in the working tree, to a separate path.
 func copySource(t *testing.T, modified time.Time) string {
 	t.Helper()
 	top, err := filepath.Abs("../..")

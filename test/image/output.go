@@ -20,7 +20,7 @@ import (
 )
 
 // WriteTar writes img under the name ref (such as "ghcr.io/me/kubevpn:1.2") to a docker archive, which `ctr -n k8s.io
-// images import`, `docker load` and `kind load image-archive` take. The file appears whole or not at all.
+// images import`, `docker load` and `kind load image-archive` accept. The file appears whole or not at all.
 func WriteTar(img v1.Image, ref, file string) error {
 	tag, err := name.NewTag(ref)
 	if err != nil {
@@ -29,7 +29,7 @@ func WriteTar(img v1.Image, ref, file string) error {
 	return writeWhole(file, func(w io.Writer) error { return tarball.Write(tag, img, w) })
 }
 
-// WriteFile writes a file that everybody may read. It appears whole or not at all.
+// WriteFile writes a file that all users may read. It appears whole or not at all.
 func WriteFile(file string, content []byte) error {
 	return writeWhole(file, func(w io.Writer) error {
 		_, err := w.Write(content)
@@ -61,9 +61,9 @@ func writeWhole(file string, write func(io.Writer) error) error {
 	return os.Rename(temp.Name(), file)
 }
 
-// Push pushes images of several architectures as one to the registry that ref names, with the credentials that `docker
-// login` or a credential helper left in ~/.docker/config.json. It attaches each image's SBOM, if sboms has one at the
-// same index. It returns the reference by digest that the registry now has.
+// Push pushes images of several architectures as one image to the registry that ref names, with the credentials of
+// `docker login` or of a credential helper in ~/.docker/config.json. It attaches the SBOM in sboms at the same index,
+// if there is one, to each image. It returns the reference by digest.
 func Push(ctx context.Context, ref string, images []v1.Image, sboms [][]byte) (string, error) {
 	parsed, err := name.ParseReference(ref)
 	if err != nil {
@@ -89,7 +89,7 @@ func Push(ctx context.Context, ref string, images []v1.Image, sboms [][]byte) (s
 	return parsed.Context().Digest(digest.String()).String(), nil
 }
 
-// attach pushes an SBOM as an OCI referrer of an image that the repository has.
+// attach pushes an SBOM as an OCI referrer of an image in the repository.
 func attach(repository name.Repository, img v1.Image, sbom []byte, options []remote.Option) error {
 	subject, err := partial.Descriptor(img)
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 // mediaType is the type of an SBOM in a registry.
 const mediaType = "application/spdx+json"
 
-// noAssertion is SPDX's word for a value that the author did not look for.
+// noAssertion is the SPDX value for a field that the author did not determine.
 const noAssertion = "NOASSERTION"
 
 // ImageSBOM returns the SBOM of an image that Build made of o, in SPDX 2.3 JSON: its Debian packages, its programs and
@@ -115,7 +115,7 @@ func newSBOM(root *v2_3.Package, sum string) *sbom {
 			DocumentNamespace: "https://spdx.org/spdxdocs/kubevpn-" + sum,
 			CreationInfo: &v2_3.CreationInfo{
 				Creators: []common.Creator{{CreatorType: "Tool", Creator: "kubevpn-image"}},
-				Created:  "1970-01-01T00:00:00Z", // the same content has the same SBOM
+				Created:  "1970-01-01T00:00:00Z", // so that the same content has the same SBOM
 			},
 		},
 		root: "Package-root",

@@ -111,7 +111,7 @@ func TestImageSBOMNamesPackagesAndModules(t *testing.T) {
 		}
 	}
 	if root := doc.Packages[0]; root.PackageName != "example.test/team/kubevpn" || root.PackageVersion != "1.2" {
-		t.Errorf("about %s %s", root.PackageName, root.PackageVersion)
+		t.Errorf("the document describes %s %s", root.PackageName, root.PackageVersion)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// TestPushedImageIsSigned signs with a key of its own, and verifies as a user does. It builds cosign, which takes minutes.
+// TestPushedImageIsSigned signs with a new key, and verifies as a user does. It builds cosign, which takes minutes.
 func TestPushedImageIsSigned(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "make", "unshare", "git")

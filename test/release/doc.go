@@ -1,3 +1,3 @@
-// Package release tests what a release consists of: install.sh and, with the build tag release, the files that `make
+// Package release tests the parts of a release: install.sh and, with the build tag release, the files that `make
 // release-snapshot` writes into bin/dist.
 package release

@@ -19,7 +19,7 @@ import (
 	"testing"
 )
 
-// host is this system, as archives name it.
+// host is this system, in the names of archives.
 var host = runtime.GOOS + "_" + runtime.GOARCH
 
 // program is the content of the archive's program.
@@ -124,7 +124,8 @@ func TestInstallScriptInstallsVerifiedArchive(t *testing.T) {
 	}
 }
 
-// A program that the script runs may have changed on the way: a redirect from https to http, and http itself, end it.
+// TestInstallScriptFollowsOnlyHTTPS checks that the script fails on a redirect from https to http, and on http itself,
+// because a program could then be changed on the network.
 func TestInstallScriptFollowsOnlyHTTPS(t *testing.T) {
 	dir := published(t, "1.2.0")
 	plain := httptest.NewServer(http.FileServer(http.Dir(dir)))
@@ -264,7 +265,8 @@ func releasedScript(t *testing.T, repository string) string {
 	return file
 }
 
-// curl | sh runs what arrived before the connection broke.
+// TestTruncatedInstallScriptInstallsNothing cuts the script at each line, because `curl | sh` runs what arrives before
+// the connection breaks.
 func TestTruncatedInstallScriptInstallsNothing(t *testing.T) {
 	text, err := os.ReadFile(script)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// packaged is what both packages install.
+// packaged lists the files that both packages install.
 var packaged = []string{
 	"usr/bin/kubevpn", "usr/share/man/man1/kubevpn.1.gz", "usr/share/bash-completion/completions/kubevpn",
 	"usr/share/fish/vendor_completions.d/kubevpn.fish", "usr/share/doc/kubevpn/copyright",

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The script verifies the signature that goreleaser made, with a real cosign, which takes minutes to build. Whoever
-// changes an archive can change its checksum too, and not the signature.
+// TestInstallScriptVerifiesSignatureOfSnapshot verifies the signature that goreleaser made, with a real cosign, which
+// takes minutes to build. An attacker who changes an archive can change its checksum too, but not the signature.
 func TestInstallScriptVerifiesSignatureOfSnapshot(t *testing.T) {
 	key := os.Getenv("COSIGN_KEY")
 	if key == "" {

@@ -25,12 +25,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// dist is where `make release-snapshot` writes.
+// dist is the directory that `make release-snapshot` writes.
 const dist = "../../bin/dist"
 
 var systems = []string{"linux_amd64", "linux_arm64", "darwin_amd64", "darwin_arm64", "windows_amd64", "windows_arm64"}
 
-// metadata is what goreleaser says about the release.
+// version returns the version in goreleaser's metadata of the release.
 func version(t *testing.T) string {
 	t.Helper()
 	var m struct{ Version string }
@@ -203,7 +203,8 @@ func TestEachArchiveHasSBOM(t *testing.T) {
 	}
 }
 
-// The rules of krew, as its validator and its index have them: https://krew.sigs.k8s.io/docs/developer-guide.
+// TestKrewManifestFollowsRules checks the rules of krew's validator and index:
+// https://krew.sigs.k8s.io/docs/developer-guide.
 func TestKrewManifestFollowsRules(t *testing.T) {
 	var m struct {
 		APIVersion, Kind string
@@ -222,7 +223,7 @@ func TestKrewManifestFollowsRules(t *testing.T) {
 	for what, ok := range map[string]bool{
 		"apiVersion": m.APIVersion == "krew.googlecontainertools.github.com/v1alpha2",
 		"kind":       m.Kind == "Plugin",
-		// the name of the file, of the plugin and of the program `kubectl kubevpn` calls
+		// the name of the file, of the plugin and of the program that `kubectl kubevpn` calls
 		"name":    m.Metadata.Name == "kubevpn" && regexp.MustCompile(`^[a-z][a-z-]*$`).MatchString(m.Metadata.Name),
 		"version": regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`).MatchString(m.Spec.Version),
 		"shortDescription": m.Spec.ShortDescription != "" && len(m.Spec.ShortDescription) <= 50 &&
@@ -284,7 +285,7 @@ func TestReleaseNotesSayWhatIsTested(t *testing.T) {
 	}
 }
 
-// The script installs what goreleaser made.
+// TestInstallScriptInstallsSnapshot installs the files that goreleaser made.
 func TestInstallScriptInstallsSnapshot(t *testing.T) {
 	prefix := t.TempDir()
 	if out, err := install(t, prefix, "--from", dist); err != nil {

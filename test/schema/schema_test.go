@@ -1,4 +1,4 @@
-// Package schema_test checks the JSON schema of the objects that commands print: it is that of the Go types, stored
+// Package schema_test checks the JSON schema of the objects that commands print: it matches the Go types, stored
 // documents comply with it, and no field vanishes or changes its type.
 package schema_test
 
@@ -101,7 +101,7 @@ func generate(t *testing.T) map[string]any {
 		"oneOf": kinds, "$defs": all}
 }
 
-// allowNull allows null for the lists that are always there: Go writes an empty list as null.
+// allowNull allows null for required lists: Go writes an empty list as null.
 func allowNull(definition map[string]any) {
 	required, _ := definition["required"].([]any)
 	properties, _ := definition["properties"].(map[string]any)
@@ -148,8 +148,8 @@ func decode(t *testing.T, data []byte) any {
 	return v
 }
 
-// incompatible lists what a reader of old documents could miss in new ones: a definition, a field, its type, or that it
-// is always there.
+// incompatible lists what a reader of old documents could miss in new ones: a definition, a field, the type of a field,
+// or a field that was always present.
 func incompatible(before, after any, path, key string) []string {
 	switch b := before.(type) {
 	case map[string]any:
@@ -207,8 +207,8 @@ func TestIncompatibleFindsLostFields(t *testing.T) {
 	}
 }
 
-// TestStoredDocumentsComply checks the documents in testdata, which earlier versions printed, and that the types of
-// today still have all of their fields.
+// TestStoredDocumentsComply checks the documents in testdata, which earlier versions printed. It also checks that the
+// current types still have all of their fields.
 func TestStoredDocumentsComply(t *testing.T) {
 	compiler := validator.NewCompiler()
 	schema, err := compiler.Compile("../../" + schemaFile)
@@ -253,7 +253,7 @@ func TestStoredDocumentsComply(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(decode(t, again), decode(t, printed)); d != "" {
-			t.Errorf("%s is printed otherwise (-stored +printed):\n%s", path, d)
+			t.Errorf("%s is printed differently (-stored +printed):\n%s", path, d)
 		}
 	}
 }
