@@ -20,7 +20,8 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// limit ends a browser that hangs, so that a test reports more than the limit of its package.
+// limit is the time after which a hanging browser ends, so that the test can report more than the timeout of its
+// package.
 const limit = 5 * time.Minute
 
 // Tab is a tab of a browser. Its methods end the test if they fail.
@@ -63,7 +64,7 @@ func Start(t *testing.T, url string) *Tab {
 		case *runtime.EventExceptionThrown:
 			faults = append(faults, e.ExceptionDetails.Error())
 		case *log.EventEntryAdded:
-			// The network's errors are what the page shows when its daemon has ended.
+			// The page shows errors of the network when its daemon has ended, so they are no faults.
 			if e.Entry.Level == log.LevelError && e.Entry.Source != log.SourceNetwork {
 				faults = append(faults, e.Entry.Text)
 			}

@@ -15,7 +15,7 @@ func (b tab) scheme(name string) {
 	b.Run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}))
 }
 
-// contrasts lists visible texts whose contrast with what is behind them is below 4.5:1, by the formula of WCAG 2.
+// contrasts lists visible texts whose contrast with their background is below 4.5:1, by the formula of WCAG 2.
 const contrasts = `(() => {
 	const rgb = (c) => c.match(/[\d.]+/g).map(Number);
 	const luminance = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)

@@ -63,7 +63,7 @@ func newFake(t *testing.T) *fake {
 	return f
 }
 
-// change changes the state and sends it to the pages. What came since the line before is sent once.
+// change changes the state and sends it to the pages. It sends events since the previous line once.
 func (f *fake) change(do func(*api.PageUpdate)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -174,7 +174,7 @@ func TestPageWithoutTheTokenShowsNothing(t *testing.T) {
 	}
 }
 
-// hostile is what a pod or a client may choose as a name, a path or a header.
+// hostile is text that a pod or a client may choose as a name, a path or a header.
 const hostile = `<img src=x onerror="document.title='owned'"><script>document.title='owned'</script>`
 
 func TestTextOfTheClusterIsNoMarkup(t *testing.T) {
@@ -241,7 +241,7 @@ func TestPageWorksByKeyboard(t *testing.T) {
 	}
 }
 
-// TestPageTellsScreenReaders reads the tree that screen readers get.
+// TestPageTellsScreenReaders reads the accessibility tree, which screen readers get.
 func TestPageTellsScreenReaders(t *testing.T) {
 	f := newFake(t)
 	b := open(t, f)
@@ -280,8 +280,8 @@ func TestPageTellsScreenReaders(t *testing.T) {
 	}
 }
 
-// node is a node of the accessibility tree, as far as the test reads it. The type of cdproto rejects reasons that a
-// newer Chromium has.
+// node is a node of the accessibility tree, with the fields that the test reads. The type of cdproto rejects reasons
+// that a newer Chromium has.
 type node struct {
 	Ignored bool  `json:"ignored"`
 	Role    value `json:"role"`
@@ -345,7 +345,7 @@ func TestChecksAreShown(t *testing.T) {
 	b.Shows("1 failed, 1 warnings, 1 ok, 1 skipped", "/dev/net/tun does not exist", "sudo modprobe tun", "patch pods/ephemeralcontainers")
 }
 
-// TestScreenshots writes those of docs/how-to/images with -update.
+// TestScreenshots writes the screenshots of docs/how-to/images with -update.
 func TestScreenshots(t *testing.T) {
 	f := newFake(t)
 	b := open(t, f)

@@ -20,7 +20,7 @@ func empty() api.PageUpdate {
 	}
 }
 
-// state is that of a laptop at work.
+// state sets the state of a laptop that is in use.
 func state(u *api.PageUpdate) {
 	u.Status.Connections = []api.Connection{connection()}
 	u.Status.Intercepts = intercepts()
@@ -84,7 +84,7 @@ func intercepts() []api.Intercept {
 	}
 }
 
-// exchange is one of three.
+// exchange returns one of three exchanges.
 func exchange(n int) api.Exchange {
 	status := []int{http.StatusOK, http.StatusNotFound, http.StatusInternalServerError}[n]
 	return api.Exchange{

@@ -31,7 +31,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
-// kinds are those of the resources that kubevpn reads.
+// kinds maps the resources that kubevpn reads to their kinds.
 var kinds = map[string]string{
 	"configmaps": "ConfigMap", "daemonsets": "DaemonSet", "deployments": "Deployment", "endpointslices": "EndpointSlice", "namespaces": "Namespace",
 	"nodes": "Node", "pods": "Pod", "replicasets": "ReplicaSet", "servicecidrs": "ServiceCIDR", "services": "Service",
@@ -83,7 +83,7 @@ func (s *apiServer) kubeconfig(t *testing.T, dir string) string {
 	return path
 }
 
-// target is what the path of a request names.
+// target contains what the path of a request names.
 type target struct {
 	schema.GroupVersionResource
 	namespace, name, subresource string
@@ -128,7 +128,7 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// allowed is the answer to each question for a permission.
+// allowed returns the answer to each question for a permission.
 func allowed() *authorizationv1.SelfSubjectAccessReview {
 	return &authorizationv1.SelfSubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: "authorization.k8s.io/v1", Kind: "SelfSubjectAccessReview"},

@@ -81,7 +81,7 @@ func TestConnectLeavesNothing(t *testing.T) {
 	}
 }
 
-// newMachine starts a cluster and returns a machine that can connect to it. ok is that of prepare.
+// newMachine starts a cluster and returns a machine that can connect to it. ok is the result of prepare.
 func newMachine(t *testing.T) (m machine, ok bool) {
 	t.Helper()
 	if !prepare(t) {
@@ -242,7 +242,7 @@ func startManager(t *testing.T, kube *fake.Clientset) string {
 	if err := os.WriteFile(resolvConf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// The ports of a real manager, which no listener gets that does not ask for them.
+	// A real manager has fixed ports, which a listener gets only if it requests them.
 	sessions := net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort))
 	health := net.JoinHostPort("127.0.0.1", strconv.Itoa(api.HealthPort))
 	m := manager.New(manager.Config{

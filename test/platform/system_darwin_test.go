@@ -19,7 +19,7 @@ func prepare(t *testing.T) bool {
 	return true
 }
 
-// changing is what the system finds out in its own time.
+// changing matches what the system updates at any time.
 var changing = regexp.MustCompile(`(?m)^ *(reach|order) .*\n`)
 
 // networkState describes the devices, the route to the ClusterIPs and the resolvers.

@@ -19,7 +19,7 @@ func prepare(t *testing.T) bool {
 		t.Fatal(err)
 	}
 	for _, line := range []string{
-		"mount -t tmpfs tmpfs /run", "mount -t tmpfs tmpfs /var/lib/kubevpn", // for a daemon of its own
+		"mount -t tmpfs tmpfs /run", "mount -t tmpfs tmpfs /var/lib/kubevpn", // for a separate daemon
 		"ip addr add 192.0.2.10/32 dev lo",
 		"ip route add default dev lo", // a query for the machine's nameserver needs a route before nftables redirects it
 	} {
@@ -28,7 +28,7 @@ func prepare(t *testing.T) bool {
 	return true
 }
 
-// changing is what the system counts or finds out in its own time.
+// changing matches what the system counts or updates at any time.
 var changing = regexp.MustCompile(`\d+sec|# .*\n`)
 
 // networkState describes the devices, addresses, routes and rules, and the resolver.

@@ -32,8 +32,8 @@ import (
 	"kubevpn/test/lab"
 )
 
-// TestWorkloadsOfACluster is about a real API server and kubelet: go test -tags e2e ./workloads. It
-// makes a cluster, or uses the one that KUBEVPN_E2E_LAB names.
+// TestWorkloadsOfACluster uses a real API server and kubelet: go test -tags e2e ./workloads. It starts a cluster, or
+// uses the one that KUBEVPN_E2E_LAB names.
 func TestWorkloadsOfACluster(t *testing.T) {
 	testenv.NeedRoot(t)
 	if name := os.Getenv("KUBEVPN_E2E_LAB"); name != "" {
@@ -56,7 +56,7 @@ func TestWorkloadsOfACluster(t *testing.T) {
 	ofCluster(t, l)
 }
 
-// laptopProxy is the URL of an HTTP proxy whose connections are the laptop's.
+// laptopProxy returns the URL of an HTTP proxy that connects from the laptop.
 func laptopProxy(t *testing.T, l *lab.Lab) string {
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		server, err := l.Dial(r.Context(), "laptop", "tcp", r.Host)
@@ -72,12 +72,12 @@ func laptopProxy(t *testing.T, l *lab.Lab) string {
 		}
 		defer client.Close()
 		if _, err := io.WriteString(client, "HTTP/1.1 200 OK\r\n\r\n"); err != nil {
-			return // the client's to tell
+			return // the client reports the error
 		}
 		ended := make(chan struct{}, 2)
 		for _, pair := range [][2]net.Conn{{server, client}, {client, server}} {
 			go func() {
-				_, _ = io.Copy(pair[0], pair[1]) // what breaks shows at either end
+				_, _ = io.Copy(pair[0], pair[1]) // both ends see an error
 				ended <- struct{}{}
 			}()
 		}
@@ -132,7 +132,7 @@ func ofCluster(t *testing.T, l *lab.Lab) {
 			t.Error(err)
 		}
 	})
-	// The kinds of the custom objects, and the default ServiceAccounts of the namespaces, are there a moment after.
+	// The kinds of the custom objects, and the default ServiceAccounts of the namespaces, exist a moment later.
 	testenv.Eventually(t, time.Minute, func() error {
 		_, err := o.kubectl(t.Context(), "apply", "-f", file)
 		return err
@@ -182,7 +182,7 @@ func (o onLab) workload(t *testing.T, name string) *workloads.Workload {
 	return w
 }
 
-// kinds checks each kind against what kubectl makes of the same words, and its pods and ports.
+// kinds compares the kind of each argument with kubectl's, and checks pods and ports.
 func (o onLab) kinds(t *testing.T, set string) {
 	for _, tt := range []struct {
 		name      string
@@ -209,7 +209,7 @@ func (o onLab) kinds(t *testing.T, set string) {
 			w := o.workload(t, tt.name)
 			kubectl := o.must(t, "-n", "workloads", "get", tt.name, "-o", "name")
 			if got := o.must(t, "-n", "workloads", "get", w.String(), "-o", "name"); got != kubectl {
-				t.Errorf("is %s, and kubectl takes it for %s", got, kubectl)
+				t.Errorf("got %s, kubectl %s", got, kubectl)
 			}
 			c, err := w.Container("")
 			if err != nil {
@@ -235,7 +235,7 @@ func (o onLab) kinds(t *testing.T, set string) {
 	wants(t, err, api.ExitWorkload, "there is no deployment/none")
 }
 
-// recurs has a CronJob run.
+// recurs checks a CronJob, and the pods of its runs.
 func (o onLab) recurs(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "every-minute.yaml")
 	if err := os.WriteFile(file, []byte(`{"spec": {"schedule": "* * * * *"}}`), 0o644); err != nil {
@@ -251,7 +251,7 @@ func (o onLab) recurs(t *testing.T) {
 	})
 }
 
-// podsOf are the names of the pods that a watch tells first.
+// podsOf returns the names of the pods that a watch reports first.
 func (o onLab) podsOf(t *testing.T, w *workloads.Workload) (names []string) {
 	t.Helper()
 	for _, p := range o.pods(t, w) {
@@ -276,7 +276,7 @@ func (o onLab) pods(t *testing.T, w *workloads.Workload) (first []corev1.Pod) {
 	return first
 }
 
-// custom has kinds that only this cluster has, in the shapes of Argo's Rollout, and one with nothing but a scale.
+// custom checks kinds that only this cluster has: some like Argo's Rollout, and one that only has a scale.
 func (o onLab) custom(t *testing.T) {
 	const template = `{metadata: {labels: {app: web}}, spec: {containers: [{name: own, image: i, ports: [{containerPort: 7070}]}]}}`
 	apply := func(object string) {
@@ -315,7 +315,7 @@ func (o onLab) custom(t *testing.T) {
 	wants(t, err, api.ExitWorkload, "neither a selector of pods nor a scale")
 }
 
-// watch scales a workload while its pods are watched.
+// watch scales a workload while a watch reports its pods.
 func (o onLab) watch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	numbers, done := make(chan int, 100), make(chan error, 1)
@@ -342,7 +342,7 @@ func (o onLab) watch(t *testing.T) {
 	}
 }
 
-// rights asks what the developer may, who has the role edit in the namespace default, and nothing elsewhere.
+// rights checks the rights of the developer, who has the role edit in the namespace default, and no rights elsewhere.
 func (o onLab) rights(t *testing.T) {
 	w, err := o.dev.Workload(t.Context(), "default", "deploy/web")
 	if err != nil {
@@ -361,7 +361,7 @@ func (o onLab) rights(t *testing.T) {
 	wants(t, o.dev.MayPatch(t.Context(), theirs), api.ExitPermission, "you may not intercept statefulset/db: this requires the right to patch statefulsets in namespace workloads")
 	wants(t, o.dev.WatchPods(t.Context(), theirs, func([]corev1.Pod) {}), api.ExitPermission, "dev may not")
 
-	// edit lets no ephemeral containers be added; what the error says to an admin does.
+	// The role edit does not allow ephemeral containers. The error tells an admin what to grant.
 	pod := o.podNamed(t, "default", o.podsOf(t, w)[0])
 	me := workloads.Agent{Image: "registry.example/kubevpn:1", Owner: "5e2f", OwnerName: "me@here"}
 	err = o.dev.MayInject(t.Context(), pod, me)
@@ -381,7 +381,7 @@ func (o onLab) rights(t *testing.T) {
 	}
 	testenv.Eventually(t, 10*time.Second, func() error { return o.dev.MayInject(t.Context(), pod, me) })
 	if after := o.podNamed(t, "default", pod.Name); len(after.Spec.EphemeralContainers) > 0 {
-		t.Errorf("asking whether one may has added %v", after.Spec.EphemeralContainers)
+		t.Errorf("the check of the right has added %v", after.Spec.EphemeralContainers)
 	}
 
 	guarded := o.podNamed(t, "guarded", "alone")
@@ -401,15 +401,15 @@ func (o onLab) podNamed(t *testing.T, namespace, name string) *corev1.Pod {
 	return p
 }
 
-// inject adds the echo server in the agent's place, which finds its ports taken and ends: into a pod that wants no
-// root.
+// inject adds the echo server in the place of the agent, to a pod that does not allow root. The echo server finds its
+// ports in use and ends.
 func (o onLab) inject(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	a := workloads.Agent{Image: "docker.io/kubevpn-lab/echo:1", Owner: "aa", OwnerName: "me@here"}
 	seen := o.podNamed(t, "workloads", "alone")
 	began := time.Now()
-	for n := range 2 { // the first one's end is not seen in the pod as it was
+	for n := range 2 { // the pod was read before the end of the first one
 		name, _, err := o.admin.Inject(ctx, seen, a)
 		if want := fmt.Sprintf("kubevpn-agent-%d", n+1); err != nil || name != want {
 			t.Fatalf("%s, %v, want %s", name, err, want)
@@ -443,7 +443,7 @@ func (o onLab) inject(t *testing.T) {
 	}
 }
 
-// together has several owners add their agents to one pod at the same time.
+// together lets several owners add their agents to one pod at the same time.
 func (o onLab) together(t *testing.T) {
 	seen := o.podNamed(t, "workloads", o.podsOf(t, o.workload(t, "rs/set"))[0])
 	names, errs := make([]string, 4), make([]error, 4)
@@ -466,7 +466,7 @@ func (o onLab) together(t *testing.T) {
 		want[fmt.Sprint(i)] = name
 	}
 	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("who has which (-told +there):\n%s", d)
+		t.Errorf("agents by owner (-returned +in the pod):\n%s", d)
 	}
 	slices.Sort(names)
 	if d := cmp.Diff([]string{"kubevpn-agent-1", "kubevpn-agent-2", "kubevpn-agent-3", "kubevpn-agent-4"}, names); d != "" {

@@ -169,7 +169,7 @@ func (o *options) flags(c *cobra.Command) {
 	c.Flags().StringToStringVar(&o.labels, "label", nil, "a `KEY=VALUE` for the image's configuration; may be repeated")
 }
 
-// require marks flags that must be given. It panics on a flag that does not exist: a mistake of this file.
+// require marks required flags. It panics on a flag that does not exist, because that is a programming error.
 func require(c *cobra.Command, names ...string) {
 	for _, name := range names {
 		if err := c.MarkFlagRequired(name); err != nil {
@@ -178,7 +178,7 @@ func require(c *cobra.Command, names ...string) {
 	}
 }
 
-// images builds an image of each architecture that the files have, and its SBOM.
+// images builds an image for each architecture of the files, and its SBOM.
 func (o *options) images(ctx context.Context) ([]v1.Image, [][]byte, error) {
 	files := map[string][]image.File{}
 	for _, f := range o.files {

@@ -18,14 +18,14 @@ import (
 	"kubevpn/test/lab"
 )
 
-// program is what all commands share.
+// program contains what all commands share.
 type program struct {
 	in       io.Reader
 	out, err io.Writer
 	config   lab.Config
 }
 
-// exitError is the exit code of a program that ran in the lab: it becomes our own, without a word.
+// exitError is the exit code of a program that ran in the lab: lab exits with the same code and prints nothing.
 type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -49,7 +49,7 @@ func run(args []string, in io.Reader, out, err io.Writer) int {
 		return int(exit)
 	case errors.Is(failure, context.Canceled):
 		fmt.Fprintln(err, "lab: interrupted")
-		return 130 // as a shell has it for Ctrl-C
+		return 130 // as in a shell after Ctrl-C
 	}
 	fmt.Fprintln(err, "lab:", failure)
 	return 1
@@ -228,7 +228,7 @@ func (p *program) kubectl() *cobra.Command {
 	}
 }
 
-// ownFlags takes a leading --name from kubectl's arguments: everything after it is kubectl's own.
+// ownFlags takes a leading --name from kubectl's arguments. All arguments after it belong to kubectl.
 func (p *program) ownFlags(args []string) []string {
 	for len(args) > 0 {
 		if name, found := strings.CutPrefix(args[0], "--name="); found {
@@ -379,7 +379,7 @@ func (p *program) install() *cobra.Command {
 	}
 }
 
-// pass runs a command on our own terminal. Signals from the terminal reach it by themselves.
+// pass runs a command on our own terminal, from which it receives signals directly.
 func (p *program) pass(command *exec.Cmd) error {
 	command.Stdin, command.Stdout, command.Stderr = p.in, p.out, p.err
 	if file, ok := p.in.(*os.File); ok {

@@ -16,7 +16,7 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestErrorsHaveAMessageAndAnExitCode(t *testing.T) {
 	t.Setenv("KUBEVPN_LAB_DIR", t.TempDir())
 	for _, test := range []struct {
 		args []string
@@ -40,7 +40,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-func TestOwnFlags(t *testing.T) {
+func TestOwnFlagsTakesOnlyALeadingName(t *testing.T) {
 	for _, test := range []struct {
 		args, rest []string
 		name       string
