@@ -59,10 +59,10 @@ func (f failure) check(t *testing.T, r result) {
 		complain("exit code %d, want %d", r.code, f.code)
 	}
 	if r.stdout != "" {
-		complain("an error has a result on standard output")
+		complain("the failed command prints a result on standard output")
 	}
 	if m := trace.FindString(r.stdout + r.stderr); m != "" {
-		complain("an error for programmers: %q", m)
+		complain("the error shows internals: %q", m)
 	}
 	_, text, found := strings.Cut("\n"+r.stderr, "\nError: ")
 	message, hint, _ := strings.Cut(text, "\n")

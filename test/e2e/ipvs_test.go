@@ -419,8 +419,8 @@ func (w *world) leaveIPVS(t *testing.T) {
 	w.node(t, "node2", "ipvsadm -C; ip link del kube-ipvs0")
 }
 
-// mixedSuite checks that the mode of the traffic manager's node decides, because packets meet that mode, and that
-// doctor names the modes of both nodes.
+// mixedSuite checks that the mode of kube-proxy on the traffic manager's node decides, because packets meet its rules,
+// and that doctor names the modes of both nodes.
 func mixedSuite(t *testing.T, w *world) {
 	w.leaveIPVS(t)
 	l := w.newLaptop(t, lab.Admin)

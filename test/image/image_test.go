@@ -69,7 +69,7 @@ func firstLayer(t *testing.T, img v1.Image) io.Reader {
 	return reader
 }
 
-func TestBuildMakesAReproducibleLayer(t *testing.T) {
+func TestBuildMakesTheConfiguredImage(t *testing.T) {
 	program := binary(t, elf.EM_X86_64, false)
 	img, err := Build(Options{
 		Files:  []File{{program, "/usr/bin/traffic"}, {program, "/traffic"}},

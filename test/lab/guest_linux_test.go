@@ -51,8 +51,8 @@ I1121 04:21:16.156729    1430 shared_informer.go:349] "Waiting for caches to syn
 	}
 }
 
-// TestGuestPlaces checks that the control plane has its own place and address if the nodes are guests.
-func TestGuestPlaces(t *testing.T) {
+// TestGuestsLeaveTheControlPlaneItsOwnPlace checks that the control plane has its own place and address if the nodes are guests.
+func TestGuestsLeaveTheControlPlaneItsOwnPlace(t *testing.T) {
 	for _, test := range []struct {
 		guests          bool
 		places, server  string

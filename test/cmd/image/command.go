@@ -64,7 +64,7 @@ func build(stderr io.Writer) *cobra.Command {
 			}
 			if len(images) != 1 {
 				return errors.New("the files are of several architectures: " +
-					"build one image of each, or push them as one")
+					"build one image for each, or push them as one image")
 			}
 			document := strings.TrimSuffix(out, ".tar") + ".spdx.json"
 			if err := image.WriteFile(document, sboms[0]); err != nil {

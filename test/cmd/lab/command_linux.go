@@ -62,8 +62,8 @@ func (p *program) root() *cobra.Command {
 		Long: `A real Kubernetes cluster on this machine, with a laptop beside it.
 
 The nodes, a router and the laptop are network namespaces. The laptop reaches the
-API server through the router, and neither pods nor Services. Needs root, Go, and
-a Debian that missing packages can be installed on.`,
+API server through the router, and neither pods nor Services. It needs root, Go, and
+Debian with access to its packages.`,
 		Example: `  lab up                                  # two nodes, kube-proxy in iptables mode
   lab up --name six --nodes 3 --proxy-mode nftables --ipv6
   lab kubectl get pods -A -o wide
@@ -74,7 +74,7 @@ a Debian that missing packages can be installed on.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.PersistentFlags().StringVar(&p.config.Name, "name", lab.DefaultName, "which lab: several run side by side")
+	root.PersistentFlags().StringVar(&p.config.Name, "name", lab.DefaultName, "lab's name; several run side by side")
 	root.PersistentFlags().StringVar(&p.config.Kubernetes, "kubernetes", "",
 		"an older `version` of Kubernetes for up and build: 1.34, 1.31; default $KUBEVPN_LAB_KUBERNETES or the newest")
 	root.AddCommand(p.up(), p.down(), p.status(), p.exec(), p.kubectl(), p.load(), p.kubeconfig(), p.restart(),
@@ -86,7 +86,7 @@ func (p *program) up() *cobra.Command {
 	mode, modes := string(lab.ProxyIPTables), []string(nil)
 	c := &cobra.Command{
 		Use:   "up",
-		Short: "Start a lab; what is missing is installed and built first",
+		Short: "Start a lab; missing packages and programs are installed and built first",
 		Example: `  lab up
   lab up --nodes 1 --proxy-mode none
   lab up --name six --ipv6`,
@@ -111,7 +111,7 @@ func (p *program) up() *cobra.Command {
 		"a `field=value` of KubeProxyConfiguration, as in ipvs.strictARP=true")
 	c.Flags().BoolVar(&p.config.IPv6, "ipv6", false, "IPv6 besides IPv4, for nodes, pods, Services and the laptop")
 	c.Flags().IntVar(&p.config.Ranges, "ranges", 1,
-		"which of two `sets` of address ranges: labs that are joined have different ones")
+		"one of two `sets` of address ranges, 1 or 2; joined labs need different sets")
 	return c
 }
 
@@ -119,7 +119,7 @@ func (p *program) down() *cobra.Command {
 	all := false
 	c := &cobra.Command{
 		Use:   "down",
-		Short: "Remove a lab and everything that is left of it",
+		Short: "Remove a lab and all its remains",
 		Example: `  lab down
   lab down --all`,
 		Args: cobra.NoArgs,
@@ -281,7 +281,7 @@ machine itself does not reach the API server.`,
 		},
 	}
 	c.Flags().StringVar(&user, "user", user,
-		"`who`: admin, dev, a developer with the role edit in the namespace default, or token, the same with a "+
+		"the `user`: admin; dev, a developer with the role edit in the namespace default; or token, the same with a "+
 			"bearer token")
 	return c
 }
@@ -352,8 +352,8 @@ func (p *program) line() *cobra.Command {
 	flags := c.Flags()
 	flags.DurationVar(&line.RTT, "rtt", line.RTT, "round trip without a queue")
 	flags.Float64Var(&mbps, "mbps", mbps, "megabits a second, each way; 0: no limit")
-	flags.Float64Var(&loss, "loss", loss, "packets of 100 that are lost, each way")
-	flags.DurationVar(&line.Queue, "queue", lab.LineQueue, "what waits for the line at most")
+	flags.Float64Var(&loss, "loss", loss, "percentage of lost packets, each way")
+	flags.DurationVar(&line.Queue, "queue", lab.LineQueue, "maximum time of a packet in the queue")
 	return c
 }
 

@@ -93,7 +93,7 @@ func main() {
 	flag.StringVar(&a.key, "key", os.Getenv("TLS_KEY"), "file of its key ($TLS_KEY)")
 	flag.StringVar(&a.price, "price", "10.5", "total of /price, as JSON")
 	flag.StringVar(&a.only, "http", "", "serve only HTTP, at this port")
-	ask := flag.String("get", "", "ask this URL, and end with 1 unless the answer is 200")
+	ask := flag.String("get", "", "request this URL, and exit with 1 unless the status is 200")
 	mesh := flag.Bool("mesh", false, "be a mesh's proxy")
 	flag.Parse()
 	if a.name == "" {

@@ -34,8 +34,8 @@ const (
 	sinkDatagrams, sourceDatagrams = 9200, 9202 // the ports of the end that receives, and of the one that sends
 
 	datagramSize = 1200 // the minimum that QUIC requires of a path
-	// tick is the time between two bursts. The sender omits what a late burst of maxBurst cannot contain, because larger
-	// bursts would overflow the receiver.
+	// tick is the time between two bursts. The sender omits what a late burst of maxBurst cannot contain, because
+	// larger bursts would overflow the receiver.
 	tick     = 200 * time.Microsecond
 	maxBurst = 64
 )

@@ -29,14 +29,14 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	client := flag.String("client", "", "one measurement, as JSON (used by the program itself)")
-	rounds := flag.Int("rounds", 5, "how often each measurement is made")
+	rounds := flag.Int("rounds", 5, "number of rounds")
 	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
 	out := flag.String("out", "../docs/performance.md",
 		"the file whose tables are written; the plots go into the folder of that name, without .md")
-	only := flag.String("only", "", "measure this alone: datagrams; requests; recording; diff; far or grid, lines "+
+	only := flag.String("only", "", "measure only this: datagrams; requests; recording; diff; far or grid, lines "+
 		"that are slow, far or lossy, of which grid takes an hour; or intercepts, which writes no file")
 	serve := flag.Int("serve", 0, "the port at which to serve the measurements in a pod (used by the program itself)")
-	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
+	name := flag.String("lab", "", "measure on this lab instead of a new one")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

@@ -37,7 +37,7 @@ func repository(t *testing.T, tags ...string) string {
 	return root
 }
 
-func TestPreviousRevisionIsARelease(t *testing.T) {
+func TestPreviousRevisionPrefersReleaseTag(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		tags []string
@@ -45,7 +45,7 @@ func TestPreviousRevisionIsARelease(t *testing.T) {
 	}{
 		{"without a release", nil, ""},
 		{"with a release", []string{"v1.2.3"}, "v1.2.3"},
-		{"with a tag that is no release", []string{"vacation"}, ""},
+		{"with a tag that is not a release", []string{"vacation"}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			root := repository(t, tt.tags...)

@@ -62,7 +62,7 @@ type attacker struct {
 // has attacked each port by each method.
 func runAttack(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("attack", flag.ContinueOnError)
-	limit := flags.Duration("for", time.Minute, "when to end if no signal comes first")
+	limit := flags.Duration("for", time.Minute, "duration of the attack, unless a signal ends it")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

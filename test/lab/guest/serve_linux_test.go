@@ -148,7 +148,7 @@ func TestProgramEndsWithClient(t *testing.T) {
 			if err := <-ended; !errors.Is(err, context.Canceled) {
 				t.Errorf("ended with %v", err)
 			}
-			wait(t, "the program lives on", func() bool { return !alive(pid) })
+			wait(t, "the program still runs", func() bool { return !alive(pid) })
 		})
 	}
 }

@@ -38,7 +38,7 @@ func run() int {
 	listen := flag.String("dns", "", "comma-separated `ADDRESS:PORT`s that the DNS server listens on")
 	addresses := flag.String("address", "",
 		"comma-separated `ADDRESS`es of www; the web server listens on their port 80")
-	zone := flag.String("zone", "outside.test", "the `ZONE` that is served")
+	zone := flag.String("zone", "outside.test", "the `ZONE` to serve")
 	queries := flag.String("log", "", "`FILE` that each query is appended to, a JSON object a line")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -82,7 +82,7 @@ func serve(address, bits string) error {
 
 func run(args []string) (int, error) {
 	flags := flag.NewFlagSet("run", flag.ContinueOnError)
-	alone := flags.String("alone", "", "start when the program that was given the same `NAME` has ended")
+	alone := flags.String("alone", "", "start after the previous program of this `NAME` has ended")
 	if err := flags.Parse(args); err != nil {
 		return 0, err
 	}
