@@ -137,7 +137,7 @@ func (b *Tab) Gone(text string) {
 	b.Until(fmt.Sprintf("!document.body.innerText.includes(%q)", text))
 }
 
-// Click clicks the first visible button whose text begins so.
+// Click clicks the first visible button whose text begins with text.
 func (b *Tab) Click(text string) {
 	b.t.Helper()
 	b.Run(chromedp.Click(fmt.Sprintf("//button[starts-with(., %q)]", text), chromedp.BySearch, chromedp.NodeVisible))

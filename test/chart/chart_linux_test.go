@@ -94,7 +94,7 @@ func checkAccepted(t *testing.T, namespace string, all map[string]unstructured.U
 	}
 }
 
-// objects parses YAML documents. The keys are kinds and names, with the namespace if it is another one.
+// objects parses YAML documents. The keys are kinds and names, with the namespace if it differs.
 func objects(t *testing.T, namespace string, text []byte) map[string]unstructured.Unstructured {
 	t.Helper()
 	all := map[string]unstructured.Unstructured{}

@@ -152,7 +152,7 @@ func (v *visitor) asks(t *testing.T, s *shop, n int, method, path string) {
 	}
 }
 
-// diffSuite compares two versions of the application: the pods' and the laptop's.
+// diffSuite compares two versions of the application: in the pods and on the laptop.
 func diffSuite(t *testing.T, w *world) {
 	l, v := w.newUser(t, lab.Admin), w.visitor(t)
 	s := w.newShop(t, "diff-shop", "privileged")

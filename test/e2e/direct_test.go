@@ -156,8 +156,8 @@ func twoManagers(t *testing.T, w *world, l *laptop) {
 	l.reachesWeb(t, w)
 }
 
-// routablePod routes the manager's pod in the laptop's network, which is then in a network that is routed into the
-// tunnel.
+// routablePod adds a route to the manager's pod to the laptop's network. The pod is then in a network that kubevpn
+// routes into the tunnel.
 func routablePod(t *testing.T, w *world, l *laptop) {
 	route := func(verb, pod, node string) {
 		cmd, err := w.Command(context.WithoutCancel(t.Context()), "router", "ip", "route", verb, pod, "via", node)
@@ -188,7 +188,7 @@ func routablePod(t *testing.T, w *world, l *laptop) {
 	l.must(t, "kubevpn", "disconnect", "--all")
 }
 
-// transportsSwitch breaks one transport after the other, and heals them again. Flows go on.
+// transportsSwitch breaks one transport after the other, and repairs them again. Flows must continue.
 func transportsSwitch(t *testing.T, l *laptop, flows []*flow) {
 	goOn := func(t *testing.T) {
 		t.Helper()

@@ -311,7 +311,7 @@ func doctorNetworks(t *testing.T, w *world, l *laptop) {
 	})
 }
 
-// doctorNames breaks name resolution of a laptop with an /etc of its own.
+// doctorNames breaks name resolution of a laptop with its own /etc.
 func doctorNames(t *testing.T, w *world) {
 	l, dir := w.furnish(t)
 	resolvConf := filepath.Join(dir, "etc/resolv.conf")

@@ -19,7 +19,7 @@ import (
 	"kubevpn/test/lab"
 )
 
-// helmNamespace is prepared as docs/how-to/helm.md says. In it lives the account of a user whom only the chart
+// helmNamespace is prepared as docs/how-to/helm.md says. It contains the account of a user whom only the chart
 // gives rights.
 const helmNamespace = `
 apiVersion: v1

@@ -47,7 +47,7 @@ spec:
     readinessProbe: {httpGet: {path: /, port: 1}, periodSeconds: 1}
 `
 
-// whyFront are a gateway in front of the shop, pods that the shop's Service selects but its Deployment does not own,
+// whyFront has a gateway in front of the shop, pods that the shop's Service selects but its Deployment does not own,
 // and a workload with the proxy of a service mesh.
 const whyFront = `
 apiVersion: v1

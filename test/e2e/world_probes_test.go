@@ -205,7 +205,7 @@ func (s *probedShop) seen(t *testing.T, v *visitor, ip string) map[string]int {
 	return seen
 }
 
-// listenOn accepts connections to a port of the laptop, and counts them: a program that does not answer.
+// listenOn accepts connections to a port of the laptop, and counts them. It does not answer.
 func (l *laptop) listenOn(t *testing.T, port string) *atomic.Int64 {
 	t.Helper()
 	var listener net.Listener

@@ -13,7 +13,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// hidden are files of this machine's packages and of this machine itself.
+// hidden lists files of this machine's packages and of this machine itself.
 var hidden = []string{"/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi", "/usr/lib/x86_64-linux-gnu/xtables",
 	"/usr/lib/aarch64-linux-gnu/xtables", "/var/lib/dpkg", "/etc/debian_version", "/usr/lib/os-release", "/usr/share/doc"}
 

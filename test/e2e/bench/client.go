@@ -244,7 +244,7 @@ func (w worker) loaded(ready io.Writer, release io.Reader) (measured, error) {
 		_, err := load.bulk()
 		loaded <- err
 	}()
-	time.Sleep(w.fill()) // what is measured is the state afterwards
+	time.Sleep(w.fill()) // measure only after queues have filled
 	m, err := alone.do(ready, release)
 	return m, errors.Join(err, <-loaded)
 }

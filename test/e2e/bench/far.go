@@ -14,7 +14,7 @@ import (
 	"kubevpn/test/lab"
 )
 
-// fewLines are measured by -far, together in less than ten minutes.
+// fewLines returns the lines that -only far measures, in less than ten minutes.
 func fewLines() []lab.Line {
 	return []lab.Line{
 		{RTT: 60 * time.Millisecond, Rate: 100e6},
@@ -24,7 +24,7 @@ func fewLines() []lab.Line {
 	}
 }
 
-// allLines are measured by -grid.
+// allLines returns the lines that -only grid measures.
 func allLines() []lab.Line {
 	var lines []lab.Line
 	for _, rtt := range []time.Duration{20, 60, 150} {

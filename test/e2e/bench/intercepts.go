@@ -262,7 +262,7 @@ func (b *bench) kubectl(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// The visitor's end.
+// The measurements that the visitor makes.
 
 const appPort = "8080"
 

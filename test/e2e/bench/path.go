@@ -32,7 +32,7 @@ const (
 	all         path = "all"
 )
 
-// paths are in the order of the tables.
+// paths lists the paths in the order of the tables.
 var paths = []path{kernel, portForward, upgraded, gvisorForward, systemForward, gvisorProxy, systemProxy, gvisorDirect,
 	systemDirect}
 

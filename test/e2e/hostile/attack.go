@@ -47,7 +47,7 @@ func methods() map[string]method {
 	}
 }
 
-// report is how many conns the attack established, by port (ADDRESS:PORT) and method.
+// report counts the conns that the attack established, by port (ADDRESS:PORT) and method.
 type report map[string]map[string]int
 
 // attacker attacks ports until its context ends.

@@ -33,7 +33,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// streams is how many streams the manager opens to a laptop; a link of the transport allows 2^18.
+// streams is the number of streams that the manager opens to a laptop; a link of the transport allows 2^18.
 const streams = 200_000
 
 func main() {

@@ -55,7 +55,7 @@ const (
 	ControlDevice = "vec1"
 )
 
-// Port is where Serve listens, on Config.Control.
+// Port is the port of Config.Control on which Serve listens.
 const Port = 1
 
 // Modules is the directory of the kernel's modules in Debian's package user-mode-linux. It contains a directory for
