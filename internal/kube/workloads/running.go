@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubectl/pkg/util/podutils"
 
@@ -25,16 +24,7 @@ func (w *Workload) Model(ctx context.Context, kube kubernetes.Interface) (pod *c
 
 // Running returns the newest ready pod of the workload, or else the newest running one, or nil.
 func (w *Workload) Running(ctx context.Context, kube kubernetes.Interface) (*corev1.Pod, error) {
-	var options metav1.ListOptions
-	switch {
-	case w.Selector != nil:
-		options.LabelSelector = w.Selector.String()
-	case w.Kind == "Pod":
-		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String()
-	default: // a CronJob, for example, has only a template
-		return nil, nil
-	}
-	list, err := kube.CoreV1().Pods(w.Namespace).List(ctx, options)
+	list, err := kube.CoreV1().Pods(w.Namespace).List(ctx, w.choose(metav1.ListOptions{}))
 	if err != nil {
 		return nil, err
 	}

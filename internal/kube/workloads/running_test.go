@@ -76,7 +76,11 @@ func TestModelPrefersReadyPods(t *testing.T) {
 	})
 	t.Run("a workload with only a template", func(t *testing.T) {
 		kube := fake.NewClientset(at("web", 1, corev1.PodRunning, true)) // a pod that only has the same name
-		p, missing, err := (&Workload{Namespace: "shop", Name: "web", Kind: "CronJob", Template: w.Template}).Model(t.Context(), kube)
+		none, err := labels.Parse("job-name,!job-name")                  // as of a CronJob without an active Job
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, missing, err := (&Workload{Namespace: "shop", Name: "web", Kind: "CronJob", Selector: none, Template: w.Template}).Model(t.Context(), kube)
 		if err != nil || podenv.Runs(p) || missing == "" {
 			t.Errorf("%v, %q, %v", p, missing, err)
 		}
