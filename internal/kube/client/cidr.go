@@ -55,42 +55,39 @@ func (c *Cluster) CIDRs(ctx context.Context, namespace string) (CIDRs, error) {
 	return found, nil
 }
 
-// question finds the networks of pods and Services in one source.
-type question func(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error)
+// question finds the networks of pods, or those of Services, in one source.
+type question func(ctx context.Context, kube kubernetes.Interface, namespace string) ([]CIDR, error)
 
 func findCIDRs(ctx context.Context, kube kubernetes.Interface, namespace string) (CIDRs, error) {
-	questions := []question{ // the most reliable first, because merge drops a guess inside a known network
-		askNodes, askServiceCIDRs, askImpossibleIP(corev1.IPv4Protocol), askImpossibleIP(corev1.IPv6Protocol),
-		askServices, askPods,
+	var found CIDRs
+	questions := []struct { // the most reliable first, because merge drops a guess inside a known network
+		ask question
+		of  *[]CIDR
+	}{
+		{askNodes, &found.Pods}, {askServiceCIDRs, &found.Services},
+		{askImpossibleIP(corev1.IPv4Protocol), &found.Services},
+		{askImpossibleIP(corev1.IPv6Protocol), &found.Services},
+		{askServices, &found.Services}, {askPods, &found.Pods},
 	}
-	type answer struct {
-		pods, services []CIDR
-		err            error
-	}
-	answers := make([]answer, len(questions))
+	answers, errs := make([][]CIDR, len(questions)), make([]error, len(questions))
 	var wg sync.WaitGroup
-	for i, ask := range questions {
-		wg.Go(func() {
-			a := &answers[i]
-			a.pods, a.services, a.err = ask(ctx, kube, namespace)
-		})
+	for i, q := range questions {
+		wg.Go(func() { answers[i], errs[i] = q.ask(ctx, kube, namespace) })
 	}
 	wg.Wait()
-	var found CIDRs
 	failed := 0
-	for _, a := range answers {
+	for i, err := range errs {
 		switch {
-		case a.err == nil, apierrors.IsForbidden(a.err):
-		case apierrors.IsNotFound(a.err): // no ServiceCIDR objects before 1.33
-		case apierrors.IsUnauthorized(a.err):
-			return CIDRs{}, a.err
+		case err == nil, apierrors.IsForbidden(err):
+		case apierrors.IsNotFound(err): // no ServiceCIDR objects before 1.33
+		case apierrors.IsUnauthorized(err):
+			return CIDRs{}, err
 		default:
 			if failed++; failed == len(questions) || ctx.Err() != nil {
-				return CIDRs{}, fmt.Errorf("cannot find the cluster's networks: %w", a.err)
+				return CIDRs{}, fmt.Errorf("cannot find the cluster's networks: %w", err)
 			}
 		}
-		found.Pods = merge(found.Pods, a.pods)
-		found.Services = merge(found.Services, a.services)
+		*questions[i].of = merge(*questions[i].of, answers[i])
 	}
 	return found, nil
 }
@@ -110,30 +107,26 @@ func merge(known, more []CIDR) []CIDR {
 	return known
 }
 
-func askNodes(ctx context.Context, kube kubernetes.Interface, _ string) (pods, services []CIDR, err error) {
+func askNodes(ctx context.Context, kube kubernetes.Interface, _ string) (pods []CIDR, err error) {
 	list, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, n := range list.Items {
-		cidrs := n.Spec.PodCIDRs
-		if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-			cidrs = []string{n.Spec.PodCIDR}
-		}
-		pods = append(pods, parseCIDRs(cidrs, FromNodes)...)
+		pods = append(pods, parseCIDRs(n.Spec.PodCIDRs, FromNodes)...)
 	}
-	return pods, nil, nil
+	return pods, nil
 }
 
-func askServiceCIDRs(ctx context.Context, kube kubernetes.Interface, _ string) (pods, services []CIDR, err error) {
+func askServiceCIDRs(ctx context.Context, kube kubernetes.Interface, _ string) (services []CIDR, err error) {
 	list, err := kube.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, s := range list.Items {
 		services = append(services, parseCIDRs(s.Spec.CIDRs, FromServiceCIDR)...)
 	}
-	return nil, services, nil
+	return services, nil
 }
 
 func parseCIDRs(texts []string, source Source) []CIDR {
@@ -153,12 +146,12 @@ var validRange = regexp.MustCompile(`[Tt]he range of valid IPs is ([0-9a-fA-F.:]
 // askImpossibleIP returns a question that creates a Service in a dry run, with an address outside of every Service
 // range: one of the networks for documentation (RFC 5737, RFC 3849). A cluster without the family has no range.
 func askImpossibleIP(family corev1.IPFamily) question {
-	return func(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error) {
+	return func(ctx context.Context, kube kubernetes.Interface, namespace string) ([]CIDR, error) {
 		ip := "192.0.2.1"
 		if family == corev1.IPv6Protocol {
 			ip = "2001:db8::1"
 		}
-		_, err = kube.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
+		_, err := kube.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: "kubevpn-range-"},
 			Spec: corev1.ServiceSpec{
 				ClusterIP:  ip,
@@ -168,22 +161,22 @@ func askImpossibleIP(family corev1.IPFamily) question {
 			},
 		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
-			return nil, nil, nil
+			return nil, nil
 		}
 		if match := validRange.FindStringSubmatch(err.Error()); match != nil {
-			return nil, parseCIDRs(match[1:], FromAnswer), nil
+			return parseCIDRs(match[1:], FromAnswer), nil
 		}
 		if apierrors.IsInvalid(err) && strings.Contains(err.Error(), "not configured on this cluster") {
-			return nil, nil, nil
+			return nil, nil
 		}
-		return nil, nil, err
+		return nil, err
 	}
 }
 
-func askServices(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error) {
+func askServices(ctx context.Context, kube kubernetes.Interface, namespace string) (services []CIDR, err error) {
 	list, err := kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{Limit: listLimit})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, s := range list.Items {
 		for _, text := range s.Spec.ClusterIPs {
@@ -192,13 +185,13 @@ func askServices(ctx context.Context, kube kubernetes.Interface, namespace strin
 			}
 		}
 	}
-	return nil, services, nil
+	return services, nil
 }
 
-func askPods(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error) {
+func askPods(ctx context.Context, kube kubernetes.Interface, namespace string) (pods []CIDR, err error) {
 	list, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{Limit: listLimit})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, p := range list.Items {
 		if p.Spec.HostNetwork { // it has its node's address
@@ -210,5 +203,5 @@ func askPods(ctx context.Context, kube kubernetes.Interface, namespace string) (
 			}
 		}
 	}
-	return pods, nil, nil
+	return pods, nil
 }
