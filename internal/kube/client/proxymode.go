@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -335,6 +336,9 @@ func (q proxyQuestions) configMaps(ctx context.Context) ([]finding, error) {
 
 func configMap(name string) string { return "the ConfigMap " + systemNamespace + "/" + name }
 
+// innerMode matches kube-proxy's mode in the arguments of k3s: --kube-proxy-arg=proxy-mode=ipvs, or in two words.
+var innerMode = regexp.MustCompile(`-kube-proxy-arg[= ]-*proxy-mode=(\S+)`)
+
 // distributions reads the arguments that k3s and RKE2 write to annotations of their nodes. In k3s, kube-proxy is part
 // of the program and runs unless a server disables it.
 func (q proxyQuestions) distributions(ctx context.Context, node string) ([]finding, error) {
@@ -358,17 +362,8 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]findi
 				continue
 			}
 			mode := ""
-			for i, a := range args { // --kube-proxy-arg=proxy-mode=ipvs, or in two or three words
-				value, found := strings.CutPrefix(strings.TrimLeft(a, "-"), "kube-proxy-arg")
-				if value = strings.TrimPrefix(value, "="); !found || !strings.HasPrefix(a, "-") {
-					continue
-				}
-				if value == "" && i+1 < len(args) {
-					value = args[i+1]
-				}
-				if m, ok := strings.CutPrefix(strings.TrimLeft(value, "-"), "proxy-mode="); ok {
-					mode = m
-				}
+			for _, m := range innerMode.FindAllStringSubmatch(strings.Join(args, " "), -1) {
+				mode = m[1] // the last one counts
 			}
 			own = append(own, finding{KubeProxy: proxyByName(mode, by), trace: true})
 		}
