@@ -50,20 +50,20 @@ func (c *crowd) session(user byte) (SessionID, net.Conn) {
 	c.t.Helper()
 	conn := c.dial()
 	c.count++
-	h := hello{session: SessionID{user}, first: true, attempt: 1}
-	binary.BigEndian.PutUint64(h.session[8:], c.count)
-	if _, err := conn.Write(h.marshal()); err != nil {
+	h := hello{Session: SessionID{user}, Flags: flagFirst, Attempt: 1}
+	binary.BigEndian.PutUint64(h.Session[8:], c.count)
+	if _, err := conn.Write(marshalHandshake(h)); err != nil {
 		c.t.Fatal(err)
 	}
-	if r, err := readReply(conn); err != nil || r.status != statusOK {
-		c.t.Fatalf("session %d: status %d, %v", c.count, r.status, err)
+	if r, err := readHandshake[reply](conn); err != nil || r.Status != statusOK {
+		c.t.Fatalf("session %d: status %d, %v", c.count, r.Status, err)
 	}
 	if user != 0 {
 		if err := <-c.admits; err != nil {
 			c.t.Fatalf("session %d of user %d: %v", c.count, user, err)
 		}
 	}
-	return h.session, conn
+	return h.Session, conn
 }
 
 func (c *crowd) dial() net.Conn {
@@ -162,7 +162,7 @@ func TestSessionsOfOneUserDoNotLockOutOthers(t *testing.T) {
 		t.Error("a session without a conn did not make room")
 	}
 	// Each of eight users has one session with a conn.
-	h := hello{session: SessionID{10}, first: true, attempt: 1}
+	h := hello{Session: SessionID{10}, Flags: flagFirst, Attempt: 1}
 	if status, err := sendHello(t, c.l, h); err != nil || status != statusFull {
 		t.Errorf("a ninth user got status %d, %v", status, err)
 	}
@@ -204,11 +204,11 @@ func TestSilentConnsDoNotLockOutOthers(t *testing.T) {
 		c.dial()
 	}
 	testenv.Until(t, "the handshakes are bounded", func() bool { return c.server.handshakes.Len() == room })
-	if _, err := slow.Write(hello{session: SessionID{0, 1}, first: true, attempt: 1}.marshal()); err != nil {
+	if _, err := slow.Write(marshalHandshake(hello{Session: SessionID{0, 1}, Flags: flagFirst, Attempt: 1})); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := readReply(slow); err != nil || r.status != statusOK {
-		t.Errorf("a slow laptop got status %d, %v", r.status, err)
+	if r, err := readHandshake[reply](slow); err != nil || r.Status != statusOK {
+		t.Errorf("a slow laptop got status %d, %v", r.Status, err)
 	}
 	c.session(1)
 }
@@ -278,8 +278,8 @@ func TestPendingSessionEnds(t *testing.T) {
 				defer func() { cancel(); <-done }()
 				if test.detach {
 					conn, _ := l.dial(t.Context())
-					conn.Write(hello{first: true, attempt: 1}.marshal())
-					io.ReadFull(conn, make([]byte, replyLen))
+					conn.Write(marshalHandshake(hello{Flags: flagFirst, Attempt: 1}))
+					io.ReadFull(conn, make([]byte, 24))
 					conn.Close()
 				} else {
 					client := NewClient(ClientConfig{Links: 1, Dial: l.dial})

@@ -159,7 +159,7 @@ func (s *Stream) over(sent, rcvd bool) {
 	l.streams.mu.Unlock()
 	if forget {
 		s.mu.Lock()
-		s.l.session.unreserve(s.window - initialWindow)
+		s.l.session.grown.Add(int64(initialWindow - s.window))
 		s.window = initialWindow
 		s.mu.Unlock()
 		l.session.streams.Add(-1)

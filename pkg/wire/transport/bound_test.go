@@ -49,18 +49,18 @@ func sendHello(t *testing.T, l net.Listener, h hello) (status, error) {
 	}
 	t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(20 * time.Second))
-	if _, err := c.Write(h.marshal()); err != nil {
+	if _, err := c.Write(marshalHandshake(h)); err != nil {
 		t.Fatal(err)
 	}
 	var one [1]byte
 	if _, err := io.ReadFull(c, one[:]); err != nil {
 		return 0, err
 	}
-	r, err := readReply(io.MultiReader(bytes.NewReader(one[:]), c))
+	r, err := readHandshake[reply](io.MultiReader(bytes.NewReader(one[:]), c))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.status, nil
+	return r.Status, nil
 }
 
 // A conn that is bound to one session resumes and creates links only of that session.
@@ -85,12 +85,12 @@ func TestBoundConnCannotJoinAnotherSession(t *testing.T) {
 		status status
 		reason error // with which the server rejects the conn
 	}{
-		{"begins", anyone, hello{session: alice, token: token{1}, first: true, attempt: 1}, statusOK, nil},
-		{"another-begins", anyone, hello{session: bob, token: token{2}, first: true, attempt: 1}, statusOK, nil},
-		{"resumes", forAlice, hello{session: alice, token: token{1}, attempt: 2}, statusOK, nil},
-		{"new-link", forAlice, hello{session: alice, token: token{1}, link: 1, first: true, attempt: 1}, statusOK, nil},
-		{"wrong-token", forAlice, hello{session: alice, token: token{2}, attempt: 3}, statusRefused, ErrRefused},
-		{"makes-none", forNobody, hello{session: nobody, token: token{3}, first: true, attempt: 1}, statusUnknown, ErrSessionLost},
+		{"begins", anyone, hello{Session: alice, Token: token{1}, Flags: flagFirst, Attempt: 1}, statusOK, nil},
+		{"another-begins", anyone, hello{Session: bob, Token: token{2}, Flags: flagFirst, Attempt: 1}, statusOK, nil},
+		{"resumes", forAlice, hello{Session: alice, Token: token{1}, Attempt: 2}, statusOK, nil},
+		{"new-link", forAlice, hello{Session: alice, Token: token{1}, Link: 1, Flags: flagFirst, Attempt: 1}, statusOK, nil},
+		{"wrong-token", forAlice, hello{Session: alice, Token: token{2}, Attempt: 3}, statusRefused, ErrRefused},
+		{"makes-none", forNobody, hello{Session: nobody, Token: token{3}, Flags: flagFirst, Attempt: 1}, statusUnknown, ErrSessionLost},
 	} {
 		status, err := sendHello(t, test.l, test.hello)
 		if err != nil || status != test.status {
@@ -106,8 +106,8 @@ func TestBoundConnCannotJoinAnotherSession(t *testing.T) {
 		name string
 		h    hello
 	}{
-		{"known", hello{session: bob, token: token{2}, attempt: 2}},
-		{"unknown", hello{session: SessionID{9}, token: token{9}, first: true, attempt: 1}},
+		{"known", hello{Session: bob, Token: token{2}, Attempt: 2}},
+		{"unknown", hello{Session: SessionID{9}, Token: token{9}, Flags: flagFirst, Attempt: 1}},
 	} {
 		if status, err := sendHello(t, forAlice, test.h); !errors.Is(err, io.EOF) {
 			t.Errorf("%s: got status %d, %v, want an end without an answer", test.name, status, err)

@@ -155,7 +155,7 @@ func (c *Client) refresh(age time.Duration) {
 // retry is useless: ErrVersion.
 func (c *Client) Run(ctx context.Context) error {
 	c.cfg.OnState(StateConnecting, nil)
-	pause := c.newBackoff()
+	pause := pause{min: c.cfg.BackoffMin, max: c.cfg.BackoffMax}
 	for {
 		began := time.Now()
 		err := c.runSession(ctx)
@@ -169,7 +169,7 @@ func (c *Client) Run(ctx context.Context) error {
 			pause.reset()
 		}
 		c.cfg.OnState(StateConnecting, err)
-		pause.sleep(ctx)
+		c.sleep(ctx, &pause)
 	}
 }
 
@@ -261,21 +261,21 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 	if l == nil {
 		return
 	}
-	pause := c.newBackoff()
+	pause := pause{min: c.cfg.BackoffMin, max: c.cfg.BackoffMax}
 	for {
 		if conn != nil {
 			l.awaitChange(ctx, conn)
 			if ctx.Err() != nil || s.Err() != nil {
 				return
 			}
-			if l.attachedTo(conn) {
+			if l.current() == conn {
 				l.log.Info("moving", "from", conn.path, "to", l.wanted.Load())
 			} else {
 				c.lost(s, l, conn)
 				if time.Since(conn.born) > time.Second {
 					pause.reset() // no pause before the first attempt
 				} else {
-					pause.sleep(ctx)
+					c.sleep(ctx, &pause)
 				}
 			}
 		}
@@ -302,11 +302,11 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 		if path != fallback {
 			s.prober.report(path, err)
 		}
-		if conn == nil || !l.attachedTo(conn) {
+		if conn == nil || l.current() != conn {
 			conn = nil
 			s.failed(err)
 		}
-		pause.sleep(ctx)
+		c.sleep(ctx, &pause)
 	}
 }
 
@@ -352,7 +352,7 @@ func (s *Session) failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastLoss = err
-	s.notify()
+	s.events.Raise()
 }
 
 // connect dials a conn and attaches it to the link. Its success restarts attempts for other links that have taken much
@@ -397,13 +397,15 @@ func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*
 	received := l.quiesce()
 	l.mu.Lock()
 	l.attempt++
-	h := hello{session: s.id, token: s.token, link: uint8(l.index), first: !l.load.born.Load(), attempt: l.attempt,
-		received: received}
+	h := hello{Session: s.id, Token: s.token, Link: uint8(l.index), Attempt: l.attempt, Received: received}
+	if !l.load.born.Load() {
+		h.Flags = flagFirst
+	}
 	l.mu.Unlock()
 	r, err := shake(ctx, conn, h)
 	if err == nil {
 		var ca *linkConn
-		if ca, err = l.attach(conn, path, r.received); err == nil {
+		if ca, err = l.attach(conn, path, r.Received); err == nil {
 			return ca, nil
 		}
 	}
@@ -417,14 +419,14 @@ func shake(ctx context.Context, conn net.Conn, h hello) (reply, error) {
 	defer cancel()
 	stop := context.AfterFunc(hctx, func() { conn.Close() })
 	r, err := func() (reply, error) {
-		if _, err := conn.Write(h.marshal()); err != nil {
+		if _, err := conn.Write(marshalHandshake(h)); err != nil {
 			return reply{}, fmt.Errorf("writing hello: %w", err)
 		}
-		r, err := readReply(conn)
+		r, err := readHandshake[reply](conn)
 		if err != nil {
 			return r, err
 		}
-		return r, r.status.err()
+		return r, r.Status.err()
 	}()
 	if !stop() {
 		return r, fmt.Errorf("handshake with the traffic manager: %w", context.Cause(hctx))
@@ -432,24 +434,13 @@ func shake(ctx context.Context, conn net.Conn, h hello) (reply, error) {
 	return r, err
 }
 
-// backoff is the pause between attempts: BackoffMin, doubling up to BackoffMax, a third of it random.
-type backoff struct {
-	client *Client
-	pause  pause
-}
-
-func (c *Client) newBackoff() *backoff {
-	return &backoff{client: c, pause: pause{min: c.cfg.BackoffMin, max: c.cfg.BackoffMax}}
-}
-
-func (b *backoff) reset() { b.pause.reset() }
-
-func (b *backoff) sleep(ctx context.Context) {
-	timer := time.NewTimer(jittered(b.pause.use()))
+// sleep waits for a pause between attempts. refresh ends it.
+func (c *Client) sleep(ctx context.Context, p *pause) {
+	timer := time.NewTimer(p.use())
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-b.client.kick.Next():
+	case <-c.kick.Next():
 	case <-ctx.Done():
 	}
 }
@@ -457,13 +448,11 @@ func (b *backoff) sleep(ctx context.Context) {
 // pause is a duration that doubles with each use, from min to max.
 type pause struct{ next, min, max time.Duration }
 
+// use returns the duration, a third of it random.
 func (p *pause) use() time.Duration {
 	now := max(p.next, p.min)
 	p.next = min(2*now, p.max)
-	return now
+	return now - now/3 + rand.N(now/3+1)
 }
 
 func (p *pause) reset() { p.next = 0 }
-
-// jittered returns d with a random third.
-func jittered(d time.Duration) time.Duration { return d - d/3 + rand.N(d/3+1) }

@@ -31,5 +31,3 @@ func (d *deadline) set(at time.Time, c *sync.Cond) {
 }
 
 func (d *deadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
-
-func (d *deadline) isSet() bool { return !d.at.IsZero() }

@@ -82,7 +82,7 @@ func (l *link) acked(count uint64) error {
 	}
 	l.load.unacked.Store(int64(l.out.held()))
 	if l.closeEnd > 0 && l.out.acked >= l.closeEnd {
-		l.session.closeSettled()
+		l.session.settled.Raise() // ends the wait of Close
 	}
 	l.dispatch()
 	return nil

@@ -19,67 +19,52 @@ func (id SessionID) String() string { return hex.EncodeToString(id[:]) }
 // token is the secret that the first handshake of a session sets and every later one must repeat.
 type token [32]byte
 
+// magic and Version begin both messages of a handshake, in every version.
 const magic = "kubevpn"
 
-const (
-	helloLen  = 72
-	prefixLen = 8 // magic and version: the same in every version
-	replyLen  = 24
-)
+// flagFirst in a hello means that the session, or the link in it, may be created if it is unknown.
+const flagFirst = 1
 
-// hello is the first message on every conn, from the laptop.
+// hello is the first message on every conn, from the laptop. It is written as it is, in network byte order.
 type hello struct {
-	session  SessionID
-	token    token
-	link     uint8
-	first    bool   // the session may be created if it is unknown
-	attempt  uint32 // grows with each conn of the link, so that a late one never replaces a newer one
-	received uint64 // bytes that the laptop received on this link so far
+	Session  SessionID
+	Token    token
+	Link     uint8
+	Flags    uint8 // flagFirst; the others are ignored
+	_        [2]byte
+	Attempt  uint32 // grows with each conn of the link, so that a late one never replaces a newer one
+	Received uint64 // bytes that the laptop received on this link so far
 }
 
-func (h hello) marshal() []byte {
-	b := make([]byte, 0, helloLen)
-	b = append(b, magic...)
-	b = append(b, Version)
-	b = append(b, h.session[:]...)
-	b = append(b, h.token[:]...)
-	flags := byte(0)
-	if h.first {
-		flags = 1
-	}
-	b = append(b, h.link, flags, 0, 0)
-	b = binary.BigEndian.AppendUint32(b, h.attempt)
-	return binary.BigEndian.AppendUint64(b, h.received)
+// reply answers a hello.
+type reply struct {
+	Status   status
+	_        [7]byte
+	Received uint64 // bytes that the manager received on this link so far
 }
 
-// readHello reads a hello. With ErrVersion the answer statusVersion is due.
-func readHello(r io.Reader) (h hello, err error) {
-	var b [helloLen]byte
-	if err := readPrefix(r, b[:prefixLen]); err != nil {
-		return h, err
-	}
-	if _, err := io.ReadFull(r, b[prefixLen:]); err != nil {
-		return h, fmt.Errorf("reading hello: %w", err)
-	}
-	copy(h.session[:], b[8:24])
-	copy(h.token[:], b[24:56])
-	h.link, h.first = b[56], b[57]&1 != 0
-	h.attempt = binary.BigEndian.Uint32(b[60:])
-	h.received = binary.BigEndian.Uint64(b[64:])
-	return h, nil
+// marshalHandshake returns the bytes of a hello or a reply.
+func marshalHandshake[T hello | reply](message T) []byte {
+	b, _ := binary.Append(append([]byte(magic), Version), binary.BigEndian, message) // its size is fixed
+	return b
 }
 
-func readPrefix(r io.Reader, b []byte) error {
-	if _, err := io.ReadFull(r, b); err != nil {
-		return fmt.Errorf("reading hello: %w", err)
+// readHandshake reads a hello or a reply. With ErrVersion, the answer statusVersion to a hello is due.
+func readHandshake[T hello | reply](r io.Reader) (message T, err error) {
+	var b [len(magic) + 1]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return message, fmt.Errorf("reading the handshake: %w", err)
 	}
 	if string(b[:len(magic)]) != magic {
-		return fmt.Errorf("%w: not a kubevpn session", ErrProtocol)
+		return message, fmt.Errorf("%w: not a kubevpn session", ErrProtocol)
 	}
 	if b[len(magic)] != Version {
-		return fmt.Errorf("%w: theirs is %d, ours %d", ErrVersion, b[len(magic)], Version)
+		return message, fmt.Errorf("%w: theirs is %d, ours %d", ErrVersion, b[len(magic)], Version)
 	}
-	return nil
+	if err := binary.Read(r, binary.BigEndian, &message); err != nil {
+		return message, fmt.Errorf("reading the handshake: %w", err)
+	}
+	return message, nil
 }
 
 type status uint8
@@ -93,45 +78,13 @@ const (
 	statusStale   status = 5 // the manager has seen a newer conn of this link
 )
 
+// statusErrors are the errors that the manager's answers mean to the laptop.
+var statusErrors = [...]error{statusUnknown: ErrSessionLost, statusRefused: ErrRefused, statusFull: ErrServerFull,
+	statusVersion: ErrVersion, statusStale: errSuperseded}
+
 func (s status) err() error {
-	switch s {
-	case statusOK:
-		return nil
-	case statusUnknown:
-		return ErrSessionLost
-	case statusRefused:
-		return ErrRefused
-	case statusFull:
-		return ErrServerFull
-	case statusVersion:
-		return ErrVersion
-	case statusStale:
-		return errSuperseded
+	if int(s) < len(statusErrors) {
+		return statusErrors[s]
 	}
 	return fmt.Errorf("%w: handshake status %d", ErrProtocol, uint8(s))
-}
-
-// reply answers a hello.
-type reply struct {
-	status   status
-	received uint64 // bytes that the manager received on this link so far
-}
-
-func (r reply) marshal() []byte {
-	b := make([]byte, replyLen)
-	copy(b, magic)
-	b[7], b[8] = Version, byte(r.status)
-	binary.BigEndian.PutUint64(b[16:], r.received)
-	return b
-}
-
-func readReply(rd io.Reader) (r reply, err error) {
-	var b [replyLen]byte
-	if err := readPrefix(rd, b[:prefixLen]); err != nil {
-		return r, err
-	}
-	if _, err := io.ReadFull(rd, b[prefixLen:]); err != nil {
-		return r, fmt.Errorf("reading the answer to hello: %w", err)
-	}
-	return reply{status: status(b[8]), received: binary.BigEndian.Uint64(b[16:])}, nil
 }

@@ -96,9 +96,6 @@ func (l *link) stream(id uint32) *Stream {
 	return l.streams.byID[id]
 }
 
-// tracks reports whether s has not ended.
-func (l *link) tracks(s *Stream) bool { return l.stream(s.id) == s }
-
 // newOutgoing registers a stream that this end opens.
 func (l *link) newOutgoing(r Request, datagrams bool) (*Stream, error) {
 	l.streams.mu.Lock()

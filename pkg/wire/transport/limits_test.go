@@ -34,10 +34,10 @@ func newPeer(t *testing.T, conn net.Conn) *peer {
 	if err := conn.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Write(hello{session: hostile, first: true, attempt: 1}.marshal()); err != nil {
+	if _, err := conn.Write(marshalHandshake(hello{Session: hostile, Flags: flagFirst, Attempt: 1})); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := readReply(conn); err != nil || r.status != statusOK {
+	if r, err := readHandshake[reply](conn); err != nil || r.Status != statusOK {
 		t.Fatal(r, err)
 	}
 	p := &peer{t: t, conn: conn, out: bufio.NewWriterSize(conn, 256<<10)}
@@ -332,10 +332,10 @@ func TestClientRejectsStreamsOfTheManager(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- client.Run(ctx) }()
 	defer func() { cancel(); far.Close(); <-done }()
-	if _, err := readHello(far); err != nil {
+	if _, err := readHandshake[hello](far); err != nil {
 		t.Fatal(err)
 	}
-	go func() { opened <- writeAll(far, reply{status: statusOK}.marshal()) }()
+	go func() { opened <- writeAll(far, marshalHandshake(reply{Status: statusOK})) }()
 	if err := <-opened; err != nil {
 		t.Fatal(err)
 	}

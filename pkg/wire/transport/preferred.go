@@ -145,17 +145,11 @@ func (l *link) move(from, to path) {
 	})
 }
 
-func (l *link) attachedTo(c *linkConn) bool {
+// current returns the link's conn, or nil.
+func (l *link) current() *linkConn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.conn == c
-}
-
-// on reports whether the link has a conn over p.
-func (l *link) on(p path) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.conn != nil && l.conn.path == p
+	return l.conn
 }
 
 // isSpare reports whether l is the prober's link.
@@ -226,10 +220,10 @@ func (pr *prober) begin() time.Duration {
 // judge ends a try that has a result.
 func (pr *prober) judge(ctx context.Context) {
 	p, err := pr.trying, pr.failures.Load()[pr.trying]
-	switch {
+	switch conn := pr.spare.current(); {
 	case p == fallback:
 		return
-	case pr.spare.on(p):
+	case conn != nil && conn.path == p:
 		err = pr.echo(ctx)
 		err = cmp.Or(pr.failures.Load()[p], err) // a stream continues on the fallback when its conn is lost
 	case err == nil:
@@ -316,7 +310,7 @@ func (pr *prober) guard() {
 
 // failed notes that p does not work.
 func (pr *prober) failed(p path, err error) {
-	pause := jittered(pr.retries[p].pause.use())
+	pause := pr.retries[p].pause.use()
 	pr.retries[p].due = time.Now().Add(pause)
 	pr.set(p, PreferredFailing, err)
 	pr.session.log.Info("transport fails", "path", p, "reason", err, "pause", pause)

@@ -22,25 +22,13 @@ const (
 	ProtoUDP     Proto = 17 // the datagrams of one UDP flow
 )
 
+var protoNames = map[Proto]string{ProtoControl: "control", ProtoEcho: "echo", ProtoIP: "ip", ProtoTicket: "ticket",
+	ProtoTCP: "tcp", ProtoMeter: "meter", ProtoRecord: "record", ProtoUDP: "udp"}
+
 // String returns "control", "echo", "ip", "ticket", "tcp", "meter", "record", "udp" or the number.
 func (p Proto) String() string {
-	switch p {
-	case ProtoControl:
-		return "control"
-	case ProtoEcho:
-		return "echo"
-	case ProtoIP:
-		return "ip"
-	case ProtoTicket:
-		return "ticket"
-	case ProtoTCP:
-		return "tcp"
-	case ProtoUDP:
-		return "udp"
-	case ProtoMeter:
-		return "meter"
-	case ProtoRecord:
-		return "record"
+	if name, known := protoNames[p]; known {
+		return name
 	}
 	return fmt.Sprintf("protocol %d", uint8(p))
 }

@@ -159,27 +159,27 @@ func (s *Server) greet(ctx context.Context, conn net.Conn, held *authlistener.He
 	defer cancel()
 	stop := context.AfterFunc(hctx, func() { conn.Close() })
 	defer stop()
-	h, err := readHello(conn)
+	h, err := readHandshake[hello](conn)
 	if held.Leave() {
 		return errEvicted
 	}
 	if errors.Is(err, ErrVersion) {
-		conn.Write(reply{status: statusVersion}.marshal())
+		conn.Write(marshalHandshake(reply{Status: statusVersion}))
 	}
 	if err != nil {
 		return err
 	}
 	only, bound := conn.(interface{ OnlySession() SessionID })
-	if bound && only.OnlySession() != h.session {
-		return fmt.Errorf("session %s link %d: %w", h.session.String()[:8], h.link, ErrOtherSession)
+	if bound && only.OnlySession() != h.Session {
+		return fmt.Errorf("session %s link %d: %w", h.Session.String()[:8], h.Link, ErrOtherSession)
 	}
 	session, st := s.find(h, !bound)
 	if st == statusOK {
 		st = s.resume(session, h, conn, stop)
 	}
 	if st != statusOK {
-		conn.Write(reply{status: st}.marshal())
-		return fmt.Errorf("session %s link %d: %w", h.session.String()[:8], h.link, st.err())
+		conn.Write(marshalHandshake(reply{Status: st}))
+		return fmt.Errorf("session %s link %d: %w", h.Session.String()[:8], h.Link, st.err())
 	}
 	return nil
 }
@@ -188,22 +188,22 @@ func (s *Server) greet(ctx context.Context, conn net.Conn, held *authlistener.He
 func (s *Server) find(h hello, mayMake bool) (*Session, status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	session := s.sessions[h.session]
+	session := s.sessions[h.Session]
 	switch {
-	case session != nil && subtle.ConstantTimeCompare(session.token[:], h.token[:]) != 1:
+	case session != nil && subtle.ConstantTimeCompare(session.token[:], h.Token[:]) != 1:
 		return nil, statusRefused
-	case session != nil && int(h.link) >= s.cfg.MaxLinks:
+	case session != nil && int(h.Link) >= s.cfg.MaxLinks:
 		return nil, statusFull
 	case session != nil:
 		return session, statusOK
-	case !mayMake || !h.first || h.link != 0 || h.received != 0 || s.closing:
+	case !mayMake || h.Flags&flagFirst == 0 || h.Link != 0 || h.Received != 0 || s.closing:
 		return nil, statusUnknown
 	}
-	session = newSession(identity{h.session, h.token, false}, s.cfg.MaxLinks, s.cfg.Budget, s.cfg.Tuning, s.log)
+	session = newSession(identity{h.Session, h.Token, false}, s.cfg.MaxLinks, s.cfg.Budget, s.cfg.Tuning, s.log)
 	if err := s.enter(session); err != nil {
 		return nil, statusFull
 	}
-	s.sessions[h.session] = session
+	s.sessions[h.Session] = session
 	s.wg.Go(func() { s.serve(session) })
 	return session, statusOK
 }
@@ -240,17 +240,17 @@ func (s *Server) serve(session *Session) {
 
 // resume answers the hello and attaches conn to its link. With statusOK the link owns conn.
 func (s *Server) resume(session *Session, h hello, conn net.Conn, stop func() bool) status {
-	l := session.link(int(h.link))
+	l := session.link(int(h.Link))
 	if l == nil {
 		return statusUnknown
 	}
 	l.handshake.Lock()
 	defer l.handshake.Unlock()
 	l.mu.Lock()
-	stale := h.attempt <= l.attempt
-	unknown := !l.load.born.Load() && (!h.first || h.received != 0)
+	stale := h.Attempt <= l.attempt
+	unknown := !l.load.born.Load() && (h.Flags&flagFirst == 0 || h.Received != 0)
 	if !stale && !unknown {
-		l.attempt = h.attempt
+		l.attempt = h.Attempt
 	}
 	l.mu.Unlock()
 	switch {
@@ -260,7 +260,7 @@ func (s *Server) resume(session *Session, h hello, conn net.Conn, stop func() bo
 		return statusUnknown
 	}
 	received := l.quiesce()
-	if _, err := conn.Write(reply{status: statusOK, received: received}.marshal()); err != nil {
+	if _, err := conn.Write(marshalHandshake(reply{Status: statusOK, Received: received})); err != nil {
 		l.log.Info("conn lost in handshake", "error", err)
 		conn.Close()
 		return statusOK
@@ -268,7 +268,7 @@ func (s *Server) resume(session *Session, h hello, conn net.Conn, stop func() bo
 	if !stop() { // the handshake's time is up, and conn is closed
 		return statusOK
 	}
-	if _, err := l.attach(conn, fallback, h.received); err != nil {
+	if _, err := l.attach(conn, fallback, h.Received); err != nil {
 		l.log.Warn("conn does not fit", "error", err)
 		conn.Close()
 		session.fail(err)

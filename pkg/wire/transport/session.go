@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -121,9 +122,6 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// closeSettled ends the wait of Close.
-func (s *Session) closeSettled() { s.settled.Raise() }
-
 // fail ends the session at this end.
 func (s *Session) fail(err error) { s.end(err, false) }
 
@@ -194,22 +192,27 @@ func (s *Session) linkUp(l *link) {
 	if s.graceTimer != nil {
 		s.graceTimer.Stop()
 	}
-	s.notify()
+	s.events.Raise()
 }
 
 func (s *Session) linkDown(l *link, err error) {
 	l.load.up.Store(false)
+	s.lessUp(err)
+}
+
+// lessUp notes that one link less is attached. err is the reason; nil: the last one stands.
+func (s *Session) lessUp(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.up--
-	s.lastLoss = err
+	s.lastLoss = cmp.Or(err, s.lastLoss)
 	if s.up == 0 {
-		s.closeSettled()
+		s.settled.Raise()
+		if s.graceTimer != nil && s.err == nil {
+			s.graceTimer.Reset(s.grace)
+		}
 	}
-	if s.up == 0 && s.graceTimer != nil && s.err == nil {
-		s.graceTimer.Reset(s.grace)
-	}
-	s.notify()
+	s.events.Raise()
 }
 
 // keepUp counts a link that moves from one conn to the next as attached until done is called: a move takes a round trip
@@ -223,18 +226,8 @@ func (s *Session) keepUp(l *link) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.up++
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.up--
-		if s.up == 0 {
-			s.closeSettled()
-		}
-		s.notify()
-	}
+	return func() { s.lessUp(nil) }
 }
-
-func (s *Session) notify() { s.events.Raise() }
 
 // Attached reports whether a conn connects the two ends now. After the other end has died, a server keeps the session
 // detached for ServerConfig.Grace.
@@ -424,7 +417,7 @@ func (s *Session) Accept(ctx context.Context) (*Incoming, error) {
 	}
 }
 
-// reserve takes n bytes of windowMemory, if there are as many. unreserve returns them.
+// reserve takes n bytes of windowMemory, if there are as many. The caller returns them to grown.
 func (s *Session) reserve(n int) bool {
 	if s.grown.Add(int64(n)) <= windowMemory {
 		return true
@@ -467,8 +460,6 @@ func (l *link) busy() bool {
 	return l.load.unacked.Load() > much ||
 		incoming > 0 && time.Since(l.session.since)-time.Duration(incoming) < lately
 }
-
-func (s *Session) unreserve(n int) { s.grown.Add(-int64(n)) }
 
 // SessionStats is a snapshot of a session.
 type SessionStats struct {

@@ -145,7 +145,7 @@ func (s *Stream) awaitCredit() {
 
 // push is link.push, unless the stream has a deadline, which the conn's Write would not observe. Call with l.mu held.
 func (s *Stream) push() {
-	if s.writeDeadline.isSet() {
+	if !s.writeDeadline.at.IsZero() {
 		s.l.toSend.Signal()
 		return
 	}
@@ -197,14 +197,10 @@ func (s *Stream) endWriting(code ...byte) {
 func (s *Stream) Reset() error {
 	l := s.l
 	l.mu.Lock()
-	tell := s.writeErr == nil && l.tracks(s)
-	if s.writeErr == nil {
-		s.writeErr = errLocalReset
-	}
-	if tell {
+	if s.writeErr == nil && l.stream(s.id) == s {
 		l.control(frameReset, s.id)
 	}
-	s.canWrite.Broadcast()
+	s.stopWriting(errLocalReset)
 	l.mu.Unlock()
 	s.stopReading(errLocalReset)
 	s.over(true, true)
@@ -216,7 +212,7 @@ func (s *Stream) Reset() error {
 func (s *Stream) stopReading(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.l.unread.freed.Add(int64(s.queue.held))
+	s.l.free(s.queue.held)
 	s.queue.drop()
 	s.closeReading(err)
 }

@@ -52,20 +52,20 @@ func TestProtoHasAName(t *testing.T) {
 }
 
 func TestHelloParsesBack(t *testing.T) {
-	h := hello{session: SessionID{1}, token: token{2}, link: 3, first: true, attempt: 4, received: 5}
+	h := hello{Session: SessionID{1}, Token: token{2}, Link: 3, Flags: flagFirst, Attempt: 4, Received: 5}
 	want := "6b75626576706e01" + "01000000000000000000000000000000" +
 		"0200000000000000000000000000000000000000000000000000000000000000" + "03010000" + "00000004" + "0000000000000005"
-	if got := hex.EncodeToString(h.marshal()); got != want {
+	if got := hex.EncodeToString(marshalHandshake(h)); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if back, err := readHello(bytes.NewReader(h.marshal())); back != h || err != nil {
+	if back, err := readHandshake[hello](bytes.NewReader(marshalHandshake(h))); back != h || err != nil {
 		t.Errorf("comes back as %+v, %v", back, err)
 	}
-	r := reply{status: statusStale, received: 7}
-	if got, want := hex.EncodeToString(r.marshal()), "6b75626576706e01"+"0500000000000000"+"0000000000000007"; got != want {
+	r := reply{Status: statusStale, Received: 7}
+	if got, want := hex.EncodeToString(marshalHandshake(r)), "6b75626576706e01"+"0500000000000000"+"0000000000000007"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if back, err := readReply(bytes.NewReader(r.marshal())); back != r || err != nil {
+	if back, err := readHandshake[reply](bytes.NewReader(marshalHandshake(r))); back != r || err != nil {
 		t.Errorf("comes back as %+v, %v", back, err)
 	}
 }
@@ -134,34 +134,34 @@ func TestHandshakeIsRejected(t *testing.T) {
 		hello hello
 		want  status
 	}{
-		{"unknown_session", hello{session: id, token: secret, attempt: 1}, statusUnknown},
-		{"first_link_is_not_0", hello{session: id, token: secret, first: true, link: 1, attempt: 1}, statusUnknown},
-		{"first", hello{session: id, token: secret, first: true, attempt: 1}, statusOK},
-		{"wrong_token", hello{session: id, token: token{3}, attempt: 2}, statusRefused},
-		{"wrong_token_and_first", hello{session: id, token: token{3}, first: true, attempt: 2}, statusRefused},
-		{"same_attempt", hello{session: id, token: secret, attempt: 1}, statusStale},
-		{"next_attempt", hello{session: id, token: secret, attempt: 3}, statusOK},
-		{"late_attempt", hello{session: id, token: secret, attempt: 2}, statusStale},
-		{"link_that_never_was", hello{session: id, token: secret, link: 1, attempt: 1, received: 9}, statusUnknown},
-		{"second_link", hello{session: id, token: secret, link: 1, first: true, attempt: 1}, statusOK},
-		{"too_many_links", hello{session: id, token: secret, link: 4, first: true, attempt: 1}, statusFull},
+		{"unknown_session", hello{Session: id, Token: secret, Attempt: 1}, statusUnknown},
+		{"first_link_is_not_0", hello{Session: id, Token: secret, Flags: flagFirst, Link: 1, Attempt: 1}, statusUnknown},
+		{"first", hello{Session: id, Token: secret, Flags: flagFirst, Attempt: 1}, statusOK},
+		{"wrong_token", hello{Session: id, Token: token{3}, Attempt: 2}, statusRefused},
+		{"wrong_token_and_first", hello{Session: id, Token: token{3}, Flags: flagFirst, Attempt: 2}, statusRefused},
+		{"same_attempt", hello{Session: id, Token: secret, Attempt: 1}, statusStale},
+		{"next_attempt", hello{Session: id, Token: secret, Attempt: 3}, statusOK},
+		{"late_attempt", hello{Session: id, Token: secret, Attempt: 2}, statusStale},
+		{"link_that_never_was", hello{Session: id, Token: secret, Link: 1, Attempt: 1, Received: 9}, statusUnknown},
+		{"second_link", hello{Session: id, Token: secret, Link: 1, Flags: flagFirst, Attempt: 1}, statusOK},
+		{"too_many_links", hello{Session: id, Token: secret, Link: 4, Flags: flagFirst, Attempt: 1}, statusFull},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := dial()
-			c.Write(test.hello.marshal())
-			r, err := readReply(c)
-			if err != nil || r.status != test.want {
-				t.Errorf("got %d, %v, want %d", r.status, err, test.want)
+			c.Write(marshalHandshake(test.hello))
+			r, err := readHandshake[reply](c)
+			if err != nil || r.Status != test.want {
+				t.Errorf("got %d, %v, want %d", r.Status, err, test.want)
 			}
 		})
 	}
 	t.Run("other_version", func(t *testing.T) {
 		c := dial()
-		b := hello{session: id, token: secret, attempt: 9}.marshal()
+		b := marshalHandshake(hello{Session: id, Token: secret, Attempt: 9})
 		b[7] = 9
-		c.Write(b[:prefixLen])
-		if r, err := readReply(c); err != nil || r.status != statusVersion {
-			t.Errorf("got %d, %v", r.status, err)
+		c.Write(b[:8])
+		if r, err := readHandshake[reply](c); err != nil || r.Status != statusVersion {
+			t.Errorf("got %d, %v", r.Status, err)
 		}
 	})
 	t.Run("something_else", func(t *testing.T) {
@@ -178,8 +178,8 @@ func TestClientEndsOnAnotherVersion(t *testing.T) {
 	c := NewClient(ClientConfig{Dial: func(context.Context) (net.Conn, error) {
 		a, b := net.Pipe()
 		go func() {
-			readHello(b)
-			b.Write(reply{status: statusVersion}.marshal())
+			readHandshake[hello](b)
+			b.Write(marshalHandshake(reply{Status: statusVersion}))
 			b.Close()
 		}()
 		return a, nil
@@ -229,8 +229,8 @@ func TestViolationEndsTheSession(t *testing.T) {
 				ended <- s.Err()
 			}})
 			c := dial()
-			c.Write(hello{session: SessionID{1}, first: true, attempt: 1}.marshal())
-			if r, err := readReply(c); err != nil || r.status != statusOK {
+			c.Write(marshalHandshake(hello{Session: SessionID{1}, Flags: flagFirst, Attempt: 1}))
+			if r, err := readHandshake[reply](c); err != nil || r.Status != statusOK {
 				t.Fatal(r, err)
 			}
 			c.Write(test.send)
@@ -300,14 +300,14 @@ func FuzzRequest(f *testing.F) {
 }
 
 func FuzzHello(f *testing.F) {
-	f.Add(hello{session: SessionID{1}, first: true}.marshal())
+	f.Add(marshalHandshake(hello{Session: SessionID{1}, Flags: flagFirst}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if h, err := readHello(bytes.NewReader(b)); err == nil {
-			if back, err := readHello(bytes.NewReader(h.marshal())); err != nil || back != h {
+		if h, err := readHandshake[hello](bytes.NewReader(b)); err == nil {
+			if back, err := readHandshake[hello](bytes.NewReader(marshalHandshake(h))); err != nil || back != h {
 				t.Errorf("%+v becomes %+v, %v", h, back, err)
 			}
 		}
-		readReply(bytes.NewReader(b))
+		readHandshake[reply](bytes.NewReader(b))
 	})
 }
 
