@@ -22,7 +22,7 @@ const (
 	tcpPipelined = 64               // queries of one TCP connection in flight; then it reads no more
 	tcpConns     = 512              // TCP connections of a listener; then it closes the oldest
 	socketBuffer = 1 << 20          // bytes of queries that may wait in the kernel
-	maxFailures  = 64               // consecutive errors of a listener that count as temporary
+	maxFailures  = 64               // consecutive errors of a UDP socket that count as temporary
 )
 
 // Serve answers queries from the given sockets until ctx ends. Before it returns, it closes the sockets and waits
@@ -89,16 +89,18 @@ func (r *Resolver) servePackets(ctx context.Context, pc net.PacketConn) error {
 	query := make([]byte, 1<<16)
 	for {
 		n, from, err := read(query)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			if err := passing(ctx, err, &failures); err != nil {
-				return fmt.Errorf("reading DNS queries on %s: %w", pc.LocalAddr(), err)
-			}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			failures = 0
+		case errors.Is(err, net.ErrClosed) || failures == maxFailures:
+			return fmt.Errorf("reading DNS queries on %s: %w", pc.LocalAddr(), err)
+		default: // an error that may be temporary, such as a reply to a closed port
+			failures++
+			wakeup.Pause(ctx, time.Duration(failures)*time.Millisecond)
 			continue
 		}
-		failures = 0
 		if n < headerLen || query[2]&bitQR != 0 { // cheaper than a goroutine
 			continue
 		}
@@ -140,17 +142,6 @@ func packetFuncs(pc net.PacketConn) (read func([]byte) (int, sender, error), wri
 		}
 }
 
-// passing waits after an error of a listening socket that may be temporary (too many open files, a reply to a
-// closed port) and returns nil. It returns a persistent error.
-func passing(ctx context.Context, err error, failures *int) error {
-	*failures++
-	if errors.Is(err, net.ErrClosed) || *failures > maxFailures {
-		return err
-	}
-	wakeup.Pause(ctx, time.Duration(*failures)*time.Millisecond)
-	return nil
-}
-
 // serveListener accepts TCP connections, at most tcpConns at a time.
 func (r *Resolver) serveListener(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -158,25 +149,13 @@ func (r *Resolver) serveListener(ctx context.Context, l net.Listener) error {
 	defer wg.Wait()
 	defer cancel()
 	conns := authlistener.Bound{Max: tcpConns}
-	failures := 0
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			if err := passing(ctx, err, &failures); err != nil {
-				return fmt.Errorf("accepting DNS connections on %s: %w", l.Addr(), err)
-			}
-			continue
-		}
-		failures = 0
+	return authlistener.Serve(ctx, l, r.log, func(c net.Conn) {
 		held := conns.Enter(c)
 		wg.Go(func() {
 			defer held.Leave()
 			r.serveConn(ctx, c)
 		})
-	}
+	})
 }
 
 // serveConn answers the queries of one TCP connection, several concurrently and in the order of completion (RFC

@@ -297,7 +297,7 @@ func TestServeEndsWithAListener(t *testing.T) {
 	pc, l := listenBoth(t)
 	l.Close()
 	err := r.Serve(context.Background(), []net.PacketConn{pc}, []net.Listener{l})
-	if !errors.Is(err, net.ErrClosed) || !strings.HasPrefix(err.Error(), "accepting DNS connections on 127.0.0.1:") {
+	if !errors.Is(err, net.ErrClosed) || !strings.HasPrefix(err.Error(), "accepting connections on 127.0.0.1:") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := pc.WriteTo([]byte{0}, pc.LocalAddr()); !errors.Is(err, net.ErrClosed) {

@@ -28,7 +28,6 @@ import (
 	"sync"
 	"time"
 
-	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
 )
 
@@ -41,8 +40,6 @@ const (
 	idleTimeout = 2 * time.Minute
 	// maxPending limits the conns that have not shown the credentials. The Server closes the oldest.
 	maxPending = 256
-	// acceptPause is the pause after a failure to accept, such as too many open files.
-	acceptPause = 50 * time.Millisecond
 )
 
 // Config configures New. User, Password and Dial must be set.
@@ -84,24 +81,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer transport.CloseIdleConnections()
 	server := s.httpServer(ctx, transport)
 	defer server.Close()
-	for {
-		conn, err := l.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				conn.Close()
-			}
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return err
-		case err != nil:
-			s.log.Warn("accepting a client of the proxy", "err", err)
-			wakeup.Pause(ctx, acceptPause)
-			continue
-		}
+	return authlistener.Serve(ctx, l, s.log, func(conn net.Conn) {
 		c := &clientConn{Conn: conn, pending: s.pending.Enter(conn), closed: make(chan struct{})}
 		running.Go(func() { s.serveConn(ctx, c, server) })
-	}
+	})
 }
 
 // serveConn serves one conn until it ends, and closes it.

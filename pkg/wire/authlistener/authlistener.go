@@ -12,13 +12,9 @@ package authlistener
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"sync"
-	"time"
-
-	"kubevpn/pkg/wakeup"
 )
 
 // Bounds on pending connections: in total, and from one address, which is usually an API server or the traffic manager.
@@ -26,9 +22,6 @@ const (
 	MaxPending     = 256
 	MaxPendingFrom = 64
 )
-
-// acceptPause follows a failed accept.
-const acceptPause = time.Second
 
 // Config configures a Listener. All fields are required.
 type Config struct {
@@ -103,19 +96,11 @@ func (l *Listener) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	defer l.Close()
-	for {
-		conn, err := l.cfg.Listener.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed): // by Close: the Listener owns it
-			return nil
-		case err != nil: // temporary: no file descriptors are left, or the client has closed the connection already
-			l.cfg.Logger.Warn("cannot accept on the "+l.cfg.Name, "err", err)
-			wakeup.Pause(ctx, acceptPause)
-			continue
-		}
+	_ = Serve(ctx, l.cfg.Listener, l.cfg.Logger, func(conn net.Conn) { // its error is that of Close
 		pending := l.pending.Enter(conn)
 		work.Go(func() { l.serve(ctx, conn, pending) })
-	}
+	})
+	return nil
 }
 
 // serve authenticates a connection, and passes it to Accept or closes it.

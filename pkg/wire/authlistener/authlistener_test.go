@@ -123,7 +123,8 @@ func (l fakeListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-func (l fakeListener) Close() error { close(l.conns); return nil }
+func (l fakeListener) Close() error   { close(l.conns); return nil }
+func (l fakeListener) Addr() net.Addr { return &net.TCPAddr{} }
 
 // Idle connections do not keep others out, even if very many pods hold them.
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {

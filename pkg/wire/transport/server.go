@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
 )
 
@@ -121,25 +120,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 }
 
 func (s *Server) accept(ctx context.Context, listener net.Listener) error {
-	pause := time.Duration(0)
-	for {
-		conn, err := listener.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				conn.Close()
-			}
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("accept conns: %w", err)
-		case err != nil:
-			// Temporary: no file descriptors are left, or the client has closed the conn already.
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			s.log.Warn("cannot accept a conn", "error", err, "pause", pause)
-			wakeup.Pause(ctx, pause)
-			continue
-		}
-		pause = 0
+	return authlistener.Serve(ctx, listener, s.log, func(conn net.Conn) {
 		held := s.handshakes.Enter(conn)
 		s.wg.Go(func() {
 			if err := s.greet(ctx, conn, held); err != nil {
@@ -150,7 +131,7 @@ func (s *Server) accept(ctx context.Context, listener net.Listener) error {
 				conn.Close()
 			}
 		})
-	}
+	})
 }
 
 // greet performs a conn's handshake and attaches the conn to its link. After an error the caller closes conn.
