@@ -11,11 +11,11 @@ type Reason uint8
 
 // The reasons. 0 is not a Reason.
 const (
-	NetUnreachable      Reason = iota + 1 // no route: ICMP 3/0, ICMPv6 1/0
-	HostUnreachable                       // ICMP 3/1, ICMPv6 1/3
-	ProtocolUnreachable                   // ICMP 3/2, ICMPv6 4/1
-	PortUnreachable                       // ICMP 3/3, ICMPv6 1/4
-	Prohibited                            // by administration: ICMP 3/13, ICMPv6 1/1
+	NetUnreachable Reason = iota + 1 // no route
+	HostUnreachable
+	ProtocolUnreachable
+	PortUnreachable
+	Prohibited // by administration
 )
 
 // ErrNoError is the error for a packet about which no ICMP error may be sent (RFC 1122, section 3.2.2; RFC 4443,
@@ -47,32 +47,13 @@ const (
 	icmp6EchoReply        = 129
 )
 
-func (r Reason) icmp4() (typ, code uint8) {
-	switch r {
-	case NetUnreachable:
-		return icmpUnreachable, 0
-	case ProtocolUnreachable:
-		return icmpUnreachable, 2
-	case PortUnreachable:
-		return icmpUnreachable, 3
-	case Prohibited:
-		return icmpUnreachable, 13
-	}
-	return icmpUnreachable, 1
-}
-
-func (r Reason) icmp6() (typ, code uint8) {
-	switch r {
-	case NetUnreachable:
-		return icmp6Unreachable, 0
-	case ProtocolUnreachable:
-		return icmp6ParameterProblem, 1
-	case PortUnreachable:
-		return icmp6Unreachable, 4
-	case Prohibited:
-		return icmp6Unreachable, 1
-	}
-	return icmp6Unreachable, 3
+// icmpErrors are the ICMP and ICMPv6 errors of each Reason.
+var icmpErrors = [...]struct{ type4, code4, type6, code6 uint8 }{
+	NetUnreachable:      {icmpUnreachable, 0, icmp6Unreachable, 0},
+	HostUnreachable:     {icmpUnreachable, 1, icmp6Unreachable, 3},
+	ProtocolUnreachable: {icmpUnreachable, 2, icmp6ParameterProblem, 1},
+	PortUnreachable:     {icmpUnreachable, 3, icmp6Unreachable, 4},
+	Prohibited:          {icmpUnreachable, 13, icmp6Unreachable, 1},
 }
 
 // AppendError appends to dst an IP packet with the ICMP error that reports reason to the sender of original. from is
@@ -89,11 +70,12 @@ func AppendError(dst []byte, reason Reason, from netip.Addr, original []byte) ([
 	}
 	quote := original[:min(len(original), h.Len)]
 	out := Outgoing{Src: from, Dst: h.Src, Proto: ProtoICMP}
-	typ, code := reason.icmp4()
+	e := icmpErrors[reason]
+	typ, code := e.type4, e.code4
 	limit := MaxQuote
 	if h.Version == 6 {
 		out.Proto = ProtoICMPv6
-		typ, code = reason.icmp6()
+		typ, code = e.type6, e.code6
 		limit = maxErrorLen6 - IPv6HeaderLen - icmpHeaderLen
 	}
 	quote = quote[:min(len(quote), limit)]
