@@ -1,6 +1,7 @@
 package route
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/host/netfilter"
+	"kubevpn/pkg/wakeup"
 )
 
 // guard keeps this machine from becoming a gateway into its tunnels for the networks that it is attached to. Packets
@@ -35,8 +37,7 @@ type guard struct {
 	table   *netfilter.Table
 	forward *nftables.Chain
 	handle  *netlink.Handle
-	stop    chan struct{}
-	stopped chan struct{}
+	end     func() // stops follow
 
 	mu      sync.Mutex // guards what follows, and the table
 	links   []string
@@ -54,7 +55,7 @@ func openGuard() (*guard, error) {
 		return nil, err
 	}
 	g := &guard{
-		table: table, stop: make(chan struct{}), stopped: make(chan struct{}),
+		table: table,
 		forward: table.Chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward,
 			*nftables.ChainPriorityFilter),
 	}
@@ -69,7 +70,7 @@ func openGuard() (*guard, error) {
 		g.handle.Close()
 		return nil, errors.Join(err, table.Close())
 	}
-	go g.follow(first)
+	g.end = wakeup.Go(context.Background(), func(ctx context.Context) { g.follow(ctx, first) })
 	return g, nil
 }
 
@@ -98,13 +99,12 @@ func (n notices) end() {
 }
 
 // follow updates the rules while default routes change. After a failure the rules stay as they are, and it retries.
-func (g *guard) follow(n notices) {
-	defer close(g.stopped)
+func (g *guard) follow(ctx context.Context, n notices) {
 	defer func() { n.end() }()
 	var again <-chan time.Time
 	for {
 		select {
-		case <-g.stop:
+		case <-ctx.Done():
 			return
 		case _, ok := <-n.updates:
 			if !ok {
@@ -187,8 +187,7 @@ func (g *guard) defaultRoutes() ([]int, error) {
 
 // close removes the table and stops follow.
 func (g *guard) close() error {
-	close(g.stop)
-	<-g.stopped
+	g.end()
 	g.handle.Close()
 	return g.table.Close()
 }

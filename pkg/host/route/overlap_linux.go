@@ -3,7 +3,6 @@ package route
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -155,22 +154,12 @@ func everyPacket(r netlink.Rule) bool {
 		r.Dport == nil && r.Sport == nil && r.IPProto == 0 && r.Tos == 0
 }
 
-// hop is one next hop of a route.
-type hop struct {
-	LinkIndex int
-	Gw        net.IP
-	Via       netlink.Destination
-}
-
-func hops(r netlink.Route) []hop {
-	if len(r.MultiPath) == 0 {
-		return []hop{{r.LinkIndex, r.Gw, r.Via}}
+// hops returns the next hops of a route.
+func hops(r netlink.Route) []*netlink.NexthopInfo {
+	if len(r.MultiPath) > 0 {
+		return r.MultiPath
 	}
-	out := make([]hop, 0, len(r.MultiPath))
-	for _, nh := range r.MultiPath {
-		out = append(out, hop{nh.LinkIndex, nh.Gw, nh.Via})
-	}
-	return out
+	return []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}}
 }
 
 func destination(r netlink.Route) netip.Prefix {
@@ -185,7 +174,7 @@ func destination(r netlink.Route) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-func gateway(h hop) netip.Addr {
+func gateway(h *netlink.NexthopInfo) netip.Addr {
 	gw := h.Gw
 	if via, ok := h.Via.(*netlink.Via); ok && gw == nil {
 		gw = via.Addr
@@ -200,7 +189,7 @@ func gateway(h hop) netip.Addr {
 // connected reports whether the hosts of a route are neighbours: either the kernel made the route from an address, or
 // the route names a link without a gateway, and hosts on that link answer ARP or neighbour discovery. A route into
 // another VPN's TUN or WireGuard link is not connected.
-func connected(r netlink.Route, h hop, link *netlink.LinkAttrs) bool {
+func connected(r netlink.Route, h *netlink.NexthopInfo, link *netlink.LinkAttrs) bool {
 	if r.Type != unix.RTN_UNICAST || gateway(h).IsValid() {
 		return false
 	}

@@ -118,7 +118,7 @@ func (r *Router) apply(h *netlink.Handle, l Link) (warnings []string, err error)
 		m = &managed{index: link.Attrs().Index}
 		r.links[l.Name] = m
 	}
-	if hasIPv6(l) {
+	if slices.ContainsFunc(slices.Concat(l.Addrs, l.Routes), is6) {
 		if err := enableIPv6(l.Name); err != nil {
 			warnings = append(warnings, fmt.Sprintf("this machine has no IPv6 (%v): %s carries IPv4 only", err, l.Name))
 			l.Addrs, l.Routes = only4(l.Addrs), only4(l.Routes)
@@ -267,10 +267,6 @@ func newRoute(link netlink.Link, p netip.Prefix) *netlink.Route {
 		r.Scope = netlink.SCOPE_LINK // no gateway: the far end of the link is the next hop
 	}
 	return r
-}
-
-func hasIPv6(l Link) bool {
-	return slices.ContainsFunc(l.Addrs, is6) || slices.ContainsFunc(l.Routes, is6)
 }
 
 func only4(list []netip.Prefix) []netip.Prefix { return slices.DeleteFunc(slices.Clone(list), is6) }

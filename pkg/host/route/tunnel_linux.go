@@ -42,7 +42,7 @@ func Tunnels() ([]Tunnel, error) {
 		for _, r := range routes {
 			multicast := r.Dst != nil && (r.Dst.IP.IsMulticast() || r.Dst.IP.IsLinkLocalUnicast())
 			if r.Table != unix.RT_TABLE_LOCAL && r.Type == unix.RTN_UNICAST && !multicast &&
-				slices.ContainsFunc(hops(r), func(h hop) bool { return h.LinkIndex == a.Index }) {
+				slices.ContainsFunc(hops(r), func(h *netlink.NexthopInfo) bool { return h.LinkIndex == a.Index }) {
 				t.Routes = append(t.Routes, destination(r))
 			}
 		}
