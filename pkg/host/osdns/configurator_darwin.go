@@ -3,6 +3,8 @@ package osdns
 import (
 	"fmt"
 	"os"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // Configurator keeps resolvers for the domains of the last Set in the dynamic store (scutil(8)). Its methods are safe
@@ -15,7 +17,7 @@ func New(opt Options) *Configurator {
 	return &Configurator{scoped{
 		opt: opt, program: []string{"/usr/sbin/scutil"}, owner: fmt.Sprintf("%s%d", tablePrefix, os.Getpid()),
 		flushes: [][]string{{"/usr/bin/dscacheutil", "-flushcache"}, {"/usr/bin/killall", "-HUP", "mDNSResponder"}},
-		retry:   retryInterval, changed: make(chan struct{}, 1),
+		retry:   retryInterval, changed: wakeup.NewSignal(),
 	}}
 }
 

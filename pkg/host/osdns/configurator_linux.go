@@ -202,7 +202,10 @@ func (c *Configurator) observe() env {
 	if target, err := filepath.EvalSymlinks(c.opt.ResolvConf); err == nil {
 		e.ResolvConfPath = target
 	}
-	if e.Resolved = c.openBus(); e.Resolved == nil {
+	if c.resolved == nil || !c.resolved.conn.Connected() {
+		c.resolved, e.Resolved = openResolved(c.opt.Bus)
+	}
+	if e.Resolved == nil {
 		e.Resolved = c.resolved.running()
 	}
 	if b, err := os.ReadFile(uplinks); err == nil {
@@ -212,13 +215,6 @@ func (c *Configurator) observe() env {
 		c.table, e.NFTables = c.openTable(c.opt.Table)
 	}
 	return e
-}
-
-func (c *Configurator) openBus() (err error) {
-	if c.resolved == nil || !c.resolved.conn.Connected() {
-		c.resolved, err = openResolved(c.opt.Bus)
-	}
-	return err
 }
 
 func (c *Configurator) closeBus() error {

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"kubevpn/pkg/host/netfilter"
 )
 
 // enact carries out a decision. First it undoes the parts of the previous decision that this one does not want.
@@ -16,8 +18,10 @@ func (c *Configurator) enact(d decision, force bool) error {
 		}
 	}
 	if before.PerLink && !d.PerLink {
-		if err := c.closeLinks(); err != nil {
-			return err
+		if c.resolved != nil { // without the bus, resolved is gone too
+			if err := c.resolved.set(nil); err != nil {
+				return err
+			}
 		}
 	}
 	c.decision = d
@@ -97,22 +101,15 @@ func (c *Configurator) enactTable(d *decision, before decision) error {
 	return nil
 }
 
-// forget deletes the flows of programs that keep a socket open, so that their next query follows the new rules.
+// forget deletes the conntrack entries of UDP flows to port 53 of these nameservers. Otherwise the queries of a program
+// that keeps one socket (c-ares does) would follow its first packet.
 func (c *Configurator) forget(nameservers []netip.Addr) {
 	if len(nameservers) == 0 {
 		return
 	}
-	if err := forgetFlows(nameservers); err != nil {
+	if _, err := netfilter.DeleteFlows(flowsTo(nameservers)); err != nil {
 		c.opt.Logger.Debug("conntrack: flows of programs that keep a socket open go on for 30 s", "error", err)
 	}
-}
-
-// closeLinks reverts the links' settings in systemd-resolved.
-func (c *Configurator) closeLinks() error {
-	if c.resolved == nil {
-		return nil // without the bus, resolved is gone too
-	}
-	return c.resolved.set(nil)
 }
 
 // closeJournal restores resolv.conf.

@@ -112,14 +112,7 @@ func (t *ownerTable) addRedirect(ns netip.Addr, to netip.AddrPort) {
 	}
 }
 
-// forgetFlows deletes the conntrack entries of UDP flows to port 53 of these nameservers. Otherwise the queries of a
-// program that keeps one socket (c-ares does) would follow its first packet. If the kernel cannot list flows, such
-// flows end 30 s after their last packet.
-func forgetFlows(nameservers []netip.Addr) error {
-	_, err := netfilter.DeleteFlows(flowsTo(nameservers))
-	return err
-}
-
+// flowsTo selects the UDP flows to port 53 of nameservers.
 type flowsTo []netip.Addr
 
 func (f flowsTo) MatchConntrackFlow(flow *nl.ConntrackFlow) bool {

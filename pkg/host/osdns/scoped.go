@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // dnsKey is the key of the dynamic store that changes with the nameservers of the machine.
@@ -32,7 +34,7 @@ type scoped struct {
 	owner   string     // in the names of the keys
 	flushes [][]string // commands that empty the caches of the system
 	retry   time.Duration
-	changed chan struct{} // holds one
+	changed wakeup.Signal
 
 	mu      sync.Mutex // guards all below
 	cfg     Config

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // Limits of one key. scutil(8) reads lines of 2048 bytes and ignores the rest (scutil.c of Apple's configd). macOS was
@@ -147,13 +149,13 @@ const answerTimeout = 10 * time.Second
 type scutil struct {
 	cmd     *exec.Cmd
 	in      io.WriteCloser
-	answers chan string     // lines; closed at the end
-	changed chan<- struct{} // gets a value when the watched key has changed, or scutil ended; has room for one
-	count   int             // of calls of do
+	answers chan string   // lines; closed at the end
+	changed wakeup.Signal // the watched key has changed, or scutil ended
+	count   int           // of calls of do
 }
 
 // startScutil starts a session, which watches dnsKey. The caller closes it.
-func startScutil(program []string, changed chan<- struct{}) (*scutil, error) {
+func startScutil(program []string, changed wakeup.Signal) (*scutil, error) {
 	s := &scutil{
 		cmd: exec.Command(program[0], program[1:]...), answers: make(chan string, 256), changed: changed,
 	}
@@ -178,12 +180,12 @@ func startScutil(program []string, changed chan<- struct{}) (*scutil, error) {
 // read sorts the lines of scutil until its end.
 func (s *scutil) read(out io.Reader) {
 	defer close(s.answers)
-	defer s.notify()
+	defer s.changed.Raise()
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		switch line := strings.TrimSpace(lines.Text()); {
 		case strings.Contains(line, "changedKey ["), strings.HasPrefix(line, "SCDynamicStore server restarted"):
-			s.notify()
+			s.changed.Raise()
 		case strings.HasPrefix(line, "notification callback"), line == "", line == "<dictionary> {", line == "}":
 		default:
 			select {
@@ -191,13 +193,6 @@ func (s *scutil) read(out io.Reader) {
 			default: // more output than a command prints
 			}
 		}
-	}
-}
-
-func (s *scutil) notify() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
 	}
 }
 
