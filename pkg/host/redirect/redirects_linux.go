@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"kubevpn/pkg/host/netfilter"
 
@@ -26,8 +27,7 @@ type Redirects struct {
 	output            *nftables.Chain
 	diverts           bool // the table has the rules of divert
 
-	keeping        sync.RWMutex        // guards the fields below, so that Dial does not wait for mu
-	local4, local6 map[netip.Addr]bool // addresses to which Dial keeps the client's address
+	kept atomic.Pointer[map[netip.Addr]bool] // addresses to which Dial keeps the client's address; nil: none
 }
 
 // New redirects nothing yet, but proves that the kernel can. An error says what is missing.
@@ -79,7 +79,6 @@ func (r *Redirects) Close() error {
 	}
 	err := errors.Join(r.table.Close(), r.diversion.removeRoutes())
 	r.table = nil
-	r.keep(&r.local4, nil)
-	r.keep(&r.local6, nil)
+	r.kept.Store(nil)
 	return err
 }

@@ -50,47 +50,35 @@ func (r *Redirects) Transparent() error {
 		return fmt.Errorf("keeping clients' addresses: %w", err)
 	}
 	var errs []error
+	kept := map[netip.Addr]bool{}
 	for _, f := range []struct {
 		name   string
 		family int
 		is     func(netip.Addr) bool
-		local  *map[netip.Addr]bool
-	}{{"IPv4", unix.AF_INET, netip.Addr.Is4, &r.local4}, {"IPv6", unix.AF_INET6, netip.Addr.Is6, &r.local6}} {
-		local := map[netip.Addr]bool{}
-		var first netip.Addr
-		for _, a := range addrs {
-			if f.is(a) {
-				local[a] = true
-				if !first.IsValid() {
-					first = a
-				}
-			}
-		}
-		if len(local) == 0 {
+	}{{"IPv4", unix.AF_INET, netip.Addr.Is4}, {"IPv6", unix.AF_INET6, netip.Addr.Is6}} {
+		first := slices.IndexFunc(addrs, f.is)
+		if first < 0 {
 			continue
 		}
 		err := r.diversion.addRoutes(f.family)
 		if err == nil {
-			err = r.prove(first)
+			err = r.prove(addrs[first])
 		}
 		if err != nil {
-			r.keep(f.local, nil)
 			errs = append(errs, fmt.Errorf("keeping clients' addresses in %s: %w", f.name, err))
 			continue
 		}
-		r.keep(f.local, local)
+		for _, a := range addrs {
+			if f.is(a) {
+				kept[a] = true
+			}
+		}
 	}
+	r.kept.Store(&kept)
 	if len(addrs) == 0 {
 		errs = append(errs, errors.New("keeping clients' addresses: the pod has no address that a client can reach"))
 	}
 	return errors.Join(errs...)
-}
-
-// keep sets the addresses of one family to which connections keep the client's address.
-func (r *Redirects) keep(family *map[netip.Addr]bool, addrs map[netip.Addr]bool) {
-	r.keeping.Lock()
-	defer r.keeping.Unlock()
-	*family = addrs
 }
 
 // localAddrs returns the addresses of this network namespace that others can reach.
@@ -298,15 +286,8 @@ func (r *Redirects) Dial(ctx context.Context, network string, client netip.Addr,
 // keeps reports whether a connection to an address can keep the client's. A link-local address would also need its
 // link.
 func (r *Redirects) keeps(client, to netip.Addr) bool {
-	if !client.IsGlobalUnicast() {
-		return false
-	}
-	r.keeping.RLock()
-	defer r.keeping.RUnlock()
-	if client.Is4() {
-		return r.local4[to]
-	}
-	return r.local6[to]
+	kept := r.kept.Load()
+	return kept != nil && (*kept)[to] && client.IsGlobalUnicast() && client.Is4() == to.Is4()
 }
 
 // dialAs connects from a foreign address.
