@@ -15,16 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The states of tcp_states.h in which no program exchanges bytes.
-const (
-	synSent = 2
-	synRecv = 3
-	waiting = 6
-	closed  = 7
-	listen  = 10
-	newSYN  = 12
-)
-
 // List returns the UDP sockets, and the TCP sockets that connect or are connected, whose local address keep accepts.
 func List(keep func(local netip.Addr) bool) ([]Socket, error) {
 	var all []Socket
@@ -63,7 +53,8 @@ func usable(err error) error {
 
 func socketOf(proto uint8, s *netlink.Socket, keep func(netip.Addr) bool) (Socket, bool) {
 	switch s.State {
-	case synRecv, waiting, closed, listen, newSYN:
+	// the states in which no program exchanges bytes
+	case netlink.TCP_SYN_RECV, netlink.TCP_TIME_WAIT, netlink.TCP_CLOSE, netlink.TCP_LISTEN, netlink.TCP_NEW_SYN_REC:
 		if proto == unix.IPPROTO_TCP {
 			return Socket{}, false
 		}
@@ -91,7 +82,7 @@ func tcpOf(s *netlink.InetDiagTCPInfoResp) *TCP {
 		sent-- // the SYN
 	}
 	return &TCP{
-		Connecting: s.InetDiagMsg.State == synSent, Sent: sent, Received: info.Bytes_received,
+		Connecting: s.InetDiagMsg.State == netlink.TCP_SYN_SENT, Sent: sent, Received: info.Bytes_received,
 		Unsent: int(s.InetDiagMsg.WQueue), RTT: time.Duration(info.Rtt) * time.Microsecond,
 		Retransmits: info.Total_retrans,
 	}
