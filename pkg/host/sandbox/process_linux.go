@@ -139,17 +139,14 @@ func (s *Sandbox) command() (*exec.Cmd, error) {
 		}
 	}
 	// A nil *os.File in an io.Reader or io.Writer would not compare equal to nil.
-	for _, std := range []struct {
-		from *os.File
-		set  func(*os.File)
-	}{
-		{s.cfg.Stdin, func(f *os.File) { cmd.Stdin = f }},
-		{s.cfg.Stdout, func(f *os.File) { cmd.Stdout = f }},
-		{s.cfg.Stderr, func(f *os.File) { cmd.Stderr = f }},
-	} {
-		if std.from != nil {
-			std.set(std.from)
-		}
+	if s.cfg.Stdin != nil {
+		cmd.Stdin = s.cfg.Stdin
+	}
+	if s.cfg.Stdout != nil {
+		cmd.Stdout = s.cfg.Stdout
+	}
+	if s.cfg.Stderr != nil {
+		cmd.Stderr = s.cfg.Stderr
 	}
 	all := HasCapability(unix.CAP_SETUID) && HasCapability(unix.CAP_SETGID)
 	users, err := os.ReadFile("/proc/self/uid_map")
