@@ -187,11 +187,16 @@ func (c *Client) DialContext(ctx context.Context, address string) (net.Conn, err
 	if err := c.Open(ctx, nil); err != nil {
 		return nil, err
 	}
-	stream, theirs, err := pair()
+	ours, theirs, err := unixsocket.Pair("ssh")
 	if err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
+	stream, err := net.FileConn(ours)
+	ours.Close() // FileConn duplicates it
+	if err != nil {
+		return nil, err
+	}
 	conn := &channel{Conn: stream, client: c, address: address, ended: make(chan struct{})}
 	cmd := exec.Command(c.config.Program, c.config.channelArguments(address)...)
 	cmd.Env, cmd.WaitDelay = c.config.Env, saidDelay
@@ -206,21 +211,6 @@ func (c *Client) DialContext(ctx context.Context, address string) (net.Conn, err
 		conn.err = cmd.Wait()
 	}()
 	return conn, nil
-}
-
-// pair returns a connection, and the other end of it for another process.
-func pair() (net.Conn, *os.File, error) {
-	ours, theirs, err := unixsocket.Pair("ssh")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer ours.Close() // FileConn duplicates it
-	conn, err := net.FileConn(ours)
-	if err != nil {
-		theirs.Close()
-		return nil, nil, err
-	}
-	return conn, theirs, nil
 }
 
 // channel is a connection through the master.
