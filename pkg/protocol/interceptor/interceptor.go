@@ -149,10 +149,7 @@ func New(c Config) *Interceptor {
 
 // serverSpeaksFirst returns the flag of a TCP port in i.serverFirst.
 func (i *Interceptor) serverSpeaksFirst(port uint16) *atomic.Bool {
-	m, ok := i.serverFirst.Load(port)
-	if !ok {
-		m, _ = i.serverFirst.LoadOrStore(port, new(atomic.Bool))
-	}
+	m, _ := i.serverFirst.LoadOrStore(port, new(atomic.Bool))
 	return m.(*atomic.Bool)
 }
 
