@@ -53,7 +53,7 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("dialling %s: %w", address, err)
+		return nil, fmt.Errorf("dialing %s: %w", address, err)
 	}
 	conn, err := d.net.DialContext(ctx, network, address)
 	var dnsErr *net.DNSError

@@ -201,7 +201,7 @@ func (f facts) network(err error) *api.Error {
 	return e.WithHint("%s", hint)
 }
 
-// ended explains the end of a context that the user cancelled.
+// ended explains the end of a context that the user canceled.
 func (f facts) ended(err error) *api.Error {
 	if errors.Is(err, context.Canceled) {
 		return api.Errorf(api.ExitInterrupted, "interrupted")

@@ -26,7 +26,7 @@ const reachMost = 64 << 10
 
 // Reach returns nil if the API server answers and knows the user. It follows no redirect, because that leads to a login
 // page. If the user may not review permissions, Reach lists pods in the namespaces instead. Errors are *api.Error, or
-// ctx's if it was cancelled.
+// ctx's if it was canceled.
 func (c *Cluster) Reach(ctx context.Context, namespaces ...string) error {
 	err := c.askAboutSelf(ctx)
 	if apierrors.IsForbidden(err) && !strings.Contains(err.Error(), " cannot impersonate") {

@@ -257,7 +257,7 @@ func (n *Nameservers) tryUDP(ctx context.Context, s *nameserver, r request) ([]b
 		if c == nil {
 			conn, err := n.dial(ctx, "udp", s.addr)
 			if err != nil {
-				return nil, fmt.Errorf("dialling: %w", err)
+				return nil, fmt.Errorf("dialing: %w", err)
 			}
 			c = conn
 		}
@@ -335,7 +335,7 @@ func (n *Nameservers) tryTCP(ctx context.Context, s *nameserver, r request) ([]b
 func (n *Nameservers) sendTCP(ctx context.Context, s *nameserver, sent []byte) (net.Conn, error) {
 	c, err := n.dial(ctx, "tcp", s.addr)
 	if err != nil {
-		return nil, fmt.Errorf("dialling: %w", err)
+		return nil, fmt.Errorf("dialing: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()

@@ -21,7 +21,7 @@ import (
 type grpcServer struct {
 	testgrpc.UnimplementedTestServiceServer
 	name string
-	left chan struct{} // closed when a stream is cancelled
+	left chan struct{} // closed when a stream is canceled
 }
 
 func (s *grpcServer) UnaryCall(ctx context.Context, req *testgrpc.SimpleRequest) (*testgrpc.SimpleResponse, error) {
@@ -153,7 +153,7 @@ func TestGRPCReachesItsTarget(t *testing.T) {
 	select {
 	case <-laptop.left:
 	case <-time.After(10 * time.Second):
-		t.Error("the target's stream goes on after the client has cancelled it")
+		t.Error("the target's stream goes on after the client has canceled it")
 	}
 }
 

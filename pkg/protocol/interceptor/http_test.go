@@ -655,11 +655,11 @@ func TestLargeUploadNeedsNoMemory(t *testing.T) {
 
 func TestClientAbortReachesTheApplication(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
-		began, cancelled := make(chan struct{}), make(chan struct{})
+		began, canceled := make(chan struct{}), make(chan struct{})
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			close(began)
 			<-r.Context().Done()
-			close(cancelled)
+			close(canceled)
 		})))
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
@@ -674,7 +674,7 @@ func TestClientAbortReachesTheApplication(t *testing.T) {
 			t.Errorf("the client saw %v", err)
 		}
 		select {
-		case <-cancelled:
+		case <-canceled:
 		case <-time.After(10 * time.Second):
 			t.Error("the application's request did not end")
 		}

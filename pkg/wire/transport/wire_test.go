@@ -89,7 +89,7 @@ func TestCodeOfMapsErrors(t *testing.T) {
 		{dial(syscall.EPERM), CodeProhibited},
 		{dial(syscall.EMFILE), CodeFailed},
 		{&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, CodeTimeout},
-		{fmt.Errorf("dialling: %w", context.DeadlineExceeded), CodeTimeout},
+		{fmt.Errorf("dialing: %w", context.DeadlineExceeded), CodeTimeout},
 		{&net.DNSError{IsTimeout: true}, CodeTimeout},
 		{context.Canceled, CodeFailed},
 		{fmt.Errorf("opening: %w", CodeNetUnreachable.Err()), CodeNetUnreachable},
