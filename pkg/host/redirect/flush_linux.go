@@ -73,7 +73,10 @@ func flushTCP(ports []uint16, mark uint32) (n int, err error) {
 	}
 	defer conn.Close()
 	open, err := clientsOf(conn, ports, mark)
-	errs := []error{err}
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
 	for _, s := range open {
 		switch err := destroy(conn, s); {
 		case errors.Is(err, os.ErrNotExist): // it ended meanwhile
@@ -86,31 +89,28 @@ func flushTCP(ports []uint16, mark uint32) (n int, err error) {
 	return n, errors.Join(errs...)
 }
 
-// clientsOf returns the connections to these ports but those of Dial. With an error, it may lack some.
+// clientsOf returns the connections to these ports but those of Dial.
 func clientsOf(conn *netlink.Conn, ports []uint16, mark uint32) (clients []socket, err error) {
-	var open []socket
-	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		sockets, err := tcpSockets(conn, family)
-		if err != nil {
-			return nil, err
-		}
-		open = append(open, sockets...)
+	open, err := tcpSockets(conn)
+	if err != nil {
+		return nil, err
 	}
-	var errs []error
+	// The other end's socket exists before this one: if it is in this namespace, a second list has it.
+	all, err := tcpSockets(conn)
+	if err != nil {
+		return nil, err
+	}
+	type ends struct{ local, remote netip.AddrPort }
+	dialed := make(map[ends]bool)
+	for _, s := range all {
+		dialed[ends{s.local, s.remote}] = s.mark == mark || s.mark == mark+1
+	}
 	for _, s := range open {
-		if !slices.Contains(ports, s.local.Port()) {
-			continue
-		}
-		// The other end's socket exists before this one: if it is in this namespace, it can be found now.
-		dialed, err := existsMarked(conn, s.remote, s.local, mark)
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case !dialed:
+		if slices.Contains(ports, s.local.Port()) && !dialed[ends{s.remote, s.local}] {
 			clients = append(clients, s)
 		}
 	}
-	return clients, errors.Join(errs...)
+	return clients, nil
 }
 
 // socket is a TCP socket that has a peer. An IPv4 connection of a socket for both families is IPv4 here.
@@ -118,6 +118,7 @@ type socket struct {
 	local, remote netip.AddrPort
 	family        byte
 	id            [48]byte // inet_diag_sockid
+	mark          uint32   // 0: the kernel does not tell, as without CAP_NET_ADMIN
 }
 
 // TCP's states, net/tcp_states.h.
@@ -135,13 +136,14 @@ func diagRequest(family byte, states uint32, id [48]byte) []byte {
 	return append(b, id[:]...)
 }
 
-// parseSocket reads inet_diag_msg: family, state, timer, retransmissions, and an inet_diag_sockid of ports, addresses,
-// interface and cookie.
-func parseSocket(b []byte) (s socket, state byte, err error) {
-	if len(b) < 4+len(s.id) {
-		return socket{}, 0, fmt.Errorf("the description of a socket has only %d bytes", len(b))
+// parseSocket reads inet_diag_msg: family, state, timer, retransmissions, an inet_diag_sockid of ports, addresses,
+// interface and cookie, counters, and attributes.
+func parseSocket(b []byte) (s socket, err error) {
+	const header, inetDiagMark = 72, 15
+	if len(b) < header {
+		return socket{}, fmt.Errorf("the description of a socket has only %d bytes", len(b))
 	}
-	s.family, state, s.id = b[0], b[1], [48]byte(b[4:])
+	s.family, s.id = b[0], [48]byte(b[4:])
 	length := 16
 	if s.family == unix.AF_INET {
 		length = 4
@@ -151,75 +153,35 @@ func parseSocket(b []byte) (s socket, state byte, err error) {
 		return netip.AddrPortFrom(a.Unmap(), binary.BigEndian.Uint16(s.id[port:]))
 	}
 	s.local, s.remote = end(0, 4), end(2, 20)
-	return s, state, nil
+	attributes, err := netlink.UnmarshalAttributes(b[header:])
+	for _, a := range attributes {
+		if a.Type == inetDiagMark && len(a.Data) == 4 {
+			s.mark = binary.NativeEndian.Uint32(a.Data)
+		}
+	}
+	return s, err
 }
 
 // tcpSockets lists sockets with a peer, including those of unfinished handshakes.
-func tcpSockets(conn *netlink.Conn, family byte) ([]socket, error) {
+func tcpSockets(conn *netlink.Conn) (out []socket, err error) {
 	states := uint32(1<<tcpStates-1) &^ (1<<tcpTimeWait | 1<<tcpClose | 1<<tcpListen)
-	messages, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.SOCK_DIAG_BY_FAMILY, Flags: netlink.Request | netlink.Dump},
-		Data:   diagRequest(family, states, [48]byte{}),
-	})
-	if err != nil {
-		return nil, err
-	}
-	var out []socket
-	for _, m := range messages {
-		s, _, err := parseSocket(m.Data)
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		messages, err := conn.Execute(netlink.Message{
+			Header: netlink.Header{Type: unix.SOCK_DIAG_BY_FAMILY, Flags: netlink.Request | netlink.Dump},
+			Data:   diagRequest(family, states, [48]byte{}),
+		})
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, s)
+		for _, m := range messages {
+			s, err := parseSocket(m.Data)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, s)
+		}
 	}
 	return out, nil
-}
-
-// existsMarked reports whether this network namespace has a socket of Dial with this local and this remote address.
-func existsMarked(conn *netlink.Conn, local, remote netip.AddrPort, mark uint32) (bool, error) {
-	id := [48]byte{}
-	binary.BigEndian.PutUint16(id[0:], local.Port())
-	binary.BigEndian.PutUint16(id[2:], remote.Port())
-	copy(id[4:], local.Addr().AsSlice())
-	copy(id[20:], remote.Addr().AsSlice())
-	for i := 40; i < 48; i++ { // INET_DIAG_NOCOOKIE
-		id[i] = 0xff
-	}
-	family := byte(unix.AF_INET)
-	if local.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	messages, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.SOCK_DIAG_BY_FAMILY, Flags: netlink.Request},
-		Data:   diagRequest(family, 1<<tcpStates-1, id),
-	})
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("looking for the socket of %v: %w", local, err)
-	}
-	for _, m := range messages {
-		// Without such a socket the kernel returns one that listens there.
-		if s, state, err := parseSocket(m.Data); err == nil && state != tcpListen && s.local == local &&
-			s.remote == remote {
-			is := parseMark(m.Data)
-			return is == mark || is == mark+1, nil
-		}
-	}
-	return false, nil
-}
-
-// parseMark reads an attribute after inet_diag_msg, which the kernel adds for CAP_NET_ADMIN. 0: there is none.
-func parseMark(b []byte) uint32 {
-	const header, inetDiagMark = 72, 15
-	attributes, _ := netlink.UnmarshalAttributes(b[min(header, len(b)):])
-	for _, a := range attributes {
-		if a.Type == inetDiagMark && len(a.Data) == 4 {
-			return binary.NativeEndian.Uint32(a.Data)
-		}
-	}
-	return 0
 }
 
 // destroy resets a connection, like `ss -K`.
