@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"kubevpn/pkg/host/unixsocket"
+
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -87,14 +89,9 @@ func (t *Table) outliveSockets() error {
 		return err
 	}
 	t.inFlight = pair[1]
-	raw, err := t.socket.SyscallConn()
-	if err == nil {
-		var sendErr error
-		err = raw.Control(func(fd uintptr) {
-			sendErr = unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(int(fd)), nil, 0)
-		})
-		err = errors.Join(err, sendErr)
-	}
+	err = unixsocket.Control(t.socket, func(fd int) error {
+		return unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(fd), nil, 0)
+	})
 	return errors.Join(err, unix.Close(pair[0]))
 }
 

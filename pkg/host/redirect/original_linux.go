@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 
+	"kubevpn/pkg/host/unixsocket"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -13,25 +15,17 @@ import (
 // redirected, and that the kernel tracks, it is the local address. It fails for connections of an MPTCP listener, which
 // is Go's default: switch that off.
 func OriginalDestination(c *net.TCPConn) (netip.AddrPort, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
 	// as accepted: an IPv4 address in IPv6 for a listener of both
 	local := c.LocalAddr().(*net.TCPAddr).AddrPort().Addr()
 	var to netip.AddrPort
-	var optErr error
-	err = raw.Control(func(fd uintptr) {
+	if err := unixsocket.Control(c, func(fd int) (err error) {
 		if local.Is4() || local.Is4In6() {
-			to, optErr = original4(int(fd))
+			to, err = original4(fd)
 		} else {
-			to, optErr = original6(int(fd))
+			to, err = original6(fd)
 		}
-	})
-	if err == nil {
-		err = optErr
-	}
-	if err != nil {
+		return err
+	}); err != nil {
 		return netip.AddrPort{},
 			fmt.Errorf("cannot read the original destination of the connection from %v: %w", c.RemoteAddr(), err)
 	}

@@ -10,18 +10,11 @@ import (
 // PeerUID returns the user of the process that connected, at that time. macOS does not record who created a socketpair
 // (uipc_usrreq.c of XNU).
 func PeerUID(conn syscall.Conn) (int, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
 	var peer *unix.Xucred
-	var asked error
-	if err = raw.Control(func(fd uintptr) {
-		peer, asked = unix.GetsockoptXucred(int(fd), unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
-	}); err == nil {
-		err = asked
-	}
-	if err != nil {
+	if err := Control(conn, func(fd int) (err error) {
+		peer, err = unix.GetsockoptXucred(fd, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+		return err
+	}); err != nil {
 		return -1, fmt.Errorf("cannot identify the peer: %w", err)
 	}
 	return int(peer.Uid), nil

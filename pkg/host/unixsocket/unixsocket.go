@@ -3,7 +3,7 @@
 package unixsocket
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"net"
 	"os"
@@ -56,27 +56,34 @@ func Receive(conn *net.UnixConn, b []byte, name string) (n int, f *os.File, err 
 
 // Send writes b once with the descriptor of f, and returns how many bytes it wrote. It does not close f.
 func Send(conn *net.UnixConn, b []byte, f syscall.Conn) (n int, err error) {
-	// Not os.File.Fd, which makes the descriptor a blocking one, for the other end too.
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var sent error
-	err = raw.Control(func(fd uintptr) { n, _, sent = conn.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil) })
-	return n, errors.Join(err, sent)
+	err = Control(f, func(fd int) (err error) {
+		n, _, err = conn.WriteMsgUnix(b, unix.UnixRights(fd), nil)
+		return err
+	})
+	return n, err
 }
 
 // Dup returns a file with a new descriptor of what f refers to, and the given name. No child process inherits it. The
 // caller owns both.
-func Dup(f *os.File, name string) (*os.File, error) {
-	raw, err := f.SyscallConn() // not f.Fd, as in Send
+func Dup(f *os.File, name string) (dup *os.File, err error) {
+	err = Control(f, func(old int) error {
+		fd, err := unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 0)
+		if err == nil {
+			dup = os.NewFile(uintptr(fd), name)
+		}
+		return os.NewSyscallError("fcntl", err)
+	})
+	return dup, err
+}
+
+// Control calls f with the descriptor of c. Unlike os.File.Fd it does not make the descriptor a blocking one, for the
+// other end too.
+func Control(c syscall.Conn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	fd, dupErr := -1, error(nil)
-	err = raw.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
-	if err = errors.Join(err, os.NewSyscallError("fcntl", dupErr)); err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = f(int(fd)) })
+	return cmp.Or(err, failed)
 }
