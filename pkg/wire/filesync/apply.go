@@ -20,7 +20,7 @@ var errHolds = errors.New("it is a directory that contains files that are not fr
 type receiver struct {
 	target *Target
 	w      *wire
-	place
+	destination
 	inRound bool
 	round   Batch
 	failed  []Failure // of this round
@@ -109,7 +109,7 @@ func (r *receiver) receive(name, path string, e entry) error {
 		return nil
 	case dir:
 		err = r.makeDir(path, e)
-	case link:
+	case symlink:
 		err = r.makeLink(name, path, e)
 	default:
 		return fmt.Errorf("%w: an entry of kind %q", errProtocol, e.kind)

@@ -8,71 +8,71 @@ import (
 )
 
 // send writes a plan. It returns the entries that the target then has, unless it reports a failure.
-func (ss *session) send(p plan, result *Batch) (map[string]entry, error) {
+func (se *sender) send(p plan, result *Batch) (map[string]entry, error) {
 	sent := make(map[string]entry, len(p.send))
 	for _, name := range p.send {
-		e := ss.tree.entries[name]
+		e := se.tree.entries[name]
 		if e.kind == file {
-			ok, err := ss.sendFile(name, &e, result)
+			ok, err := se.sendFile(name, &e, result)
 			if err != nil {
 				return nil, err
 			}
 			if !ok {
 				continue
 			}
-		} else if err := ss.w.sendEntry(name, e); err != nil {
+		} else if err := se.w.sendEntry(name, e); err != nil {
 			return nil, err
 		}
 		sent[name] = e
 	}
 	for _, name := range p.remove {
-		if err := ss.w.send(kindRemove, []byte(name)); err != nil {
+		if err := se.w.send(kindRemove, []byte(name)); err != nil {
 			return nil, err
 		}
 	}
 	complete := byte(0)
-	if !ss.completed && len(ss.changing) == 0 {
+	if !se.completed && len(se.changing) == 0 {
 		complete = 1
 	}
-	return sent, ss.w.send(kindEnd, []byte{complete})
+	return sent, se.w.send(kindEnd, []byte{complete})
 }
 
 // sendFile sends a file as it is now, which it stores in e. It reports whether the target keeps it. The error is one of
 // sending; one of reading goes to the result.
-func (ss *session) sendFile(name string, e *entry, result *Batch) (kept bool, err error) {
-	f, err := os.Open(ss.tree.full(name))
+func (se *sender) sendFile(name string, e *entry, result *Batch) (kept bool, err error) {
+	f, err := os.Open(se.tree.full(name))
 	if err != nil {
-		ss.unread(name, *e, err, result)
+		se.unread(name, *e, err, result)
 		return false, nil
 	}
 	defer f.Close()
 	now, err := statFile(f)
 	if err != nil {
-		ss.unread(name, *e, err, result)
+		se.unread(name, *e, err, result)
 		return false, nil
 	}
 	*e = now
-	ss.tree.entries[name] = now
-	if err := ss.w.sendEntry(name, *e); err != nil {
+	se.tree.entries[name] = now
+	if err := se.w.sendEntry(name, *e); err != nil {
 		return false, err
 	}
-	to := &contentWriter{w: ss.w}
-	n, readErr := io.CopyBuffer(to, io.LimitReader(f, e.size), ss.buf[:])
+	to := &contentWriter{w: se.w}
+	n, readErr := io.CopyBuffer(to, io.LimitReader(f, e.size), se.buf[:])
 	if to.err != nil {
 		return false, to.err
 	}
 	after, statErr := statFile(f)
 	steady := readErr == nil && statErr == nil && n == e.size && after == now
 	if steady {
-		delete(ss.changing, name)
+		delete(se.changing, name)
 	} else if readErr != nil {
-		ss.unread(name, *e, readErr, result)
+		se.unread(name, *e, readErr, result)
 	}
-	if steady || readErr == nil && n == e.size && !ss.later(name) {
-		delete(ss.changing, name)
-		return true, ss.w.send(kindPut, nil)
+	if steady || readErr == nil && n == e.size && !se.later(name) {
+		delete(se.changing, name)
+		return true, se.w.send(kindPut, nil)
 	}
-	return false, ss.w.send(kindDiscard, nil)
+	return false, se.w.send(kindDiscard, nil)
 }
 
 // errNoFile means that something else took the place of a file.
@@ -90,12 +90,12 @@ func statFile(f *os.File) (entry, error) {
 }
 
 // unread notes that a file could not be read. It marks a path that is gone or no regular file to be read again.
-func (ss *session) unread(name string, e entry, err error, result *Batch) {
+func (se *sender) unread(name string, e entry, err error, result *Batch) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile) {
-		ss.tree.watch.mark(name, 0)
+		se.tree.watch.mark(name, 0)
 		return
 	}
-	ss.rejected[name] = e
+	se.rejected[name] = e
 	result.Failed = addFailure(result.Failed, name, err)
 }
 

@@ -115,21 +115,21 @@ func (s *Source) connect(ctx context.Context) (completed bool, err error) {
 	if err := s.greet(w); err != nil {
 		return false, err
 	}
-	ss := newSession(s, w)
+	se := newSender(s, w)
 	work.Go(func() { w.keepAlive(ctx.Done()) })
 	var received error
 	work.Go(func() {
 		defer end()
-		received = ss.receive(ctx)
+		received = se.receive(ctx)
 	})
-	err = ss.run(ctx)
+	err = se.run(ctx)
 	end()
 	work.Wait()
 	if errors.Is(received, errRefused) || errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed) ||
 		errors.Is(err, io.ErrClosedPipe) {
 		err = received
 	}
-	return ss.completed, err
+	return se.completed, err
 }
 
 // greet exchanges hellos. It limits the time by closing the connection: one that is still being established may ignore

@@ -481,7 +481,7 @@ func TestChangeWithinTickIsCopied(t *testing.T) {
 func TestRecentFileWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSource(SourceConfig{Dir: t.TempDir(), Dial: (&rig{}).dial, Logger: discarding()})
-		ss := newSession(s, nil)
+		se := newSender(s, nil)
 		for name, e := range map[string]struct {
 			age  time.Duration
 			size int64
@@ -493,12 +493,12 @@ func TestRecentFileWaits(t *testing.T) {
 			"rested":   {rest, bigFile},
 			"big-once": {rest / 2, bigFile - 1},
 		} {
-			ss.tree.entries[name] = entry{kind: file, size: e.size, mtime: time.Now().Add(-e.age).UnixNano()}
+			se.tree.entries[name] = entry{kind: file, size: e.size, mtime: time.Now().Add(-e.age).UnixNano()}
 		}
-		if got, want := ss.plan().send, []string{"big-once", "future", "settled", "rested"}; !slices.Equal(got, want) {
+		if got, want := se.plan().send, []string{"big-once", "future", "settled", "rested"}; !slices.Equal(got, want) {
 			t.Errorf("%q are sent, want %q", got, want)
 		}
-		if waiting := slices.Sorted(maps.Keys(ss.changing)); !slices.Equal(waiting, []string{"big", "recent"}) {
+		if waiting := slices.Sorted(maps.Keys(se.changing)); !slices.Equal(waiting, []string{"big", "recent"}) {
 			t.Errorf("%q wait", waiting)
 		}
 	})

@@ -96,13 +96,13 @@ func (t *Target) serve(w *wire) error {
 	if err != nil {
 		return err
 	}
-	p, err := t.openPlace(h)
+	p, err := t.openDestination(h)
 	if err != nil {
 		w.refuse(err)
 		return err
 	}
 	defer p.root.Close()
-	r := &receiver{target: t, w: w, place: p}
+	r := &receiver{target: t, w: w, destination: p}
 	defer r.abandon()
 	if err := r.sendEntries(); err != nil {
 		return err
@@ -122,15 +122,15 @@ func (t *Target) serve(w *wire) error {
 	}
 }
 
-// place is the destination of files. The Target touches nothing outside of root.
-type place struct {
+// destination is where files go. The Target touches nothing outside of root.
+type destination struct {
 	root *os.Root
 	// If the source has one file: its name there, and here.
 	theirs, ours string
 }
 
-func (t *Target) openPlace(h hello) (place, error) {
-	var p place
+func (t *Target) openDestination(h hello) (destination, error) {
+	var p destination
 	parent := t.cfg.Dir
 	if h.File != "" {
 		p.theirs, p.ours = h.File, h.Name
@@ -140,7 +140,7 @@ func (t *Target) openPlace(h hello) (place, error) {
 		}
 	}
 	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return place{}, err
+		return destination{}, err
 	}
 	var err error
 	p.root, err = os.OpenRoot(parent)
@@ -148,7 +148,7 @@ func (t *Target) openPlace(h hello) (place, error) {
 }
 
 // local converts a path of the wire to one below the root.
-func (p place) local(name string) (string, error) {
+func (p destination) local(name string) (string, error) {
 	switch p.theirs {
 	case "":
 		return name, checkPath(name)
@@ -159,20 +159,20 @@ func (p place) local(name string) (string, error) {
 }
 
 // stat describes what is at a local path.
-func (p place) stat(path string) (entry, error) {
+func (p destination) stat(path string) (entry, error) {
 	info, err := p.root.Lstat(path)
 	if err != nil {
 		return entry{}, err
 	}
 	e := newEntry(info)
-	if e.kind == link {
+	if e.kind == symlink {
 		e.link, err = p.root.Readlink(path)
 	}
 	return e, err
 }
 
 // holds reports whether a local path is a directory that is not empty.
-func (p place) holds(path string) bool {
+func (p destination) holds(path string) bool {
 	d, err := p.root.Open(path)
 	if err != nil {
 		return false

@@ -235,11 +235,11 @@ func TestTargetFollowsNoLinkOut(t *testing.T) {
 	input := helloFrame(t)
 	for _, to := range []string{"../outside", filepath.Join(parent, "outside")} {
 		input = slices.Concat(input,
-			entryFrame(t, "link", entry{kind: link, link: to}),
-			entryFrame(t, "file", entry{kind: link, link: to + "/file"}),
+			entryFrame(t, "link", entry{kind: symlink, link: to}),
+			entryFrame(t, "file", entry{kind: symlink, link: to + "/file"}),
 			fileFrames(t, "link/file", "abc"),
 			entryFrame(t, "link/new", entry{kind: dir}),
-			entryFrame(t, "link/l", entry{kind: link, link: "x"}),
+			entryFrame(t, "link/l", entry{kind: symlink, link: "x"}),
 			frameBytes(kindRemove, []byte("link/file")),
 			frameBytes(kindEnd, []byte{0}))
 	}
@@ -308,7 +308,7 @@ func FuzzTarget(f *testing.F) {
 	hi := helloFrame(f)
 	f.Add(recorded(f)[len(frameOf(f, kindHello, hello{Protocol: helloProtocol, Version: version, Name: "001"})):])
 	f.Add(frameBytes(kindRemove, []byte("a")))
-	f.Add(append(entryFrame(f, "l", entry{kind: link, link: ".."}), fileFrames(f, "l/outside", "abc")...))
+	f.Add(append(entryFrame(f, "l", entry{kind: symlink, link: ".."}), fileFrames(f, "l/outside", "abc")...))
 	f.Add(entryFrame(f, "image", entry{kind: file, perm: 0o777, size: 5, mtime: -1}))
 	parent := f.TempDir()
 	write(f, parent, "outside", "outside")

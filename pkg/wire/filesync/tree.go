@@ -152,7 +152,7 @@ func (t *tree) readPath(p string, op fsnotify.Op) {
 	if err == nil {
 		e = localEntry(info)
 	}
-	if e.kind == link {
+	if e.kind == symlink {
 		e.link, err = os.Readlink(t.full(p))
 	}
 	switch {

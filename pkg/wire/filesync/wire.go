@@ -236,10 +236,10 @@ type entry struct {
 type entryKind string
 
 const (
-	file  entryKind = "file"
-	dir   entryKind = "dir"
-	link  entryKind = "link"
-	other entryKind = "other" // at the target, in place of something that was sent
+	file    entryKind = "file"
+	dir     entryKind = "dir"
+	symlink entryKind = "link"
+	other   entryKind = "other" // at the target, in place of something that was sent
 )
 
 // ownerAll are the permissions that the owner of a directory needs to put files into it.
@@ -254,7 +254,7 @@ func newEntry(info fs.FileInfo) entry {
 	case fs.ModeDir:
 		return entry{kind: dir, perm: perm}
 	case fs.ModeSymlink:
-		return entry{kind: link}
+		return entry{kind: symlink}
 	}
 	return entry{kind: other}
 }
@@ -282,7 +282,7 @@ func parseEntry(payload []byte) (string, entry, error) {
 	if err := checkPath(name); err != nil {
 		return "", entry{}, err
 	}
-	valid := r.Kind == file || r.Kind == dir || r.Kind == link || r.Kind == other
+	valid := r.Kind == file || r.Kind == dir || r.Kind == symlink || r.Kind == other
 	if !valid || r.Perm&^fs.ModePerm != 0 || r.Size < 0 {
 		return "", entry{}, fmt.Errorf("%w: an entry that is not valid", errProtocol)
 	}

@@ -30,8 +30,8 @@ const (
 // errRoot ends a connection whose hello has become wrong.
 var errRoot = errors.New("a file became a directory, or a directory a file")
 
-// session is one connection of a Source. All but receive runs on one goroutine.
-type session struct {
+// sender is one connection of a Source. All but receive runs on one goroutine.
+type sender struct {
 	*Source
 	w        *wire
 	target   map[string]entry     // entries of the target
@@ -48,17 +48,17 @@ type frame struct {
 	payload []byte
 }
 
-func newSession(s *Source, w *wire) *session {
-	return &session{
+func newSender(s *Source, w *wire) *sender {
+	return &sender{
 		Source: s, w: w, target: make(map[string]entry), rejected: make(map[string]entry),
 		changing: make(map[string]time.Time), frames: make(chan frame),
 	}
 }
 
 // receive passes frames on until the connection or ctx ends, or the target refuses to continue.
-func (ss *session) receive(ctx context.Context) error {
+func (se *sender) receive(ctx context.Context) error {
 	for {
-		k, payload, err := ss.w.receive()
+		k, payload, err := se.w.receive()
 		if err != nil {
 			return unexpected(err)
 		}
@@ -66,7 +66,7 @@ func (ss *session) receive(ctx context.Context) error {
 			return fmt.Errorf("%w: %s", errRefused, payload)
 		}
 		select {
-		case ss.frames <- frame{k, bytes.Clone(payload)}:
+		case se.frames <- frame{k, bytes.Clone(payload)}:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -74,9 +74,9 @@ func (ss *session) receive(ctx context.Context) error {
 }
 
 // next returns the next frame.
-func (ss *session) next(ctx context.Context) (frame, error) {
+func (se *sender) next(ctx context.Context) (frame, error) {
 	select {
-	case f := <-ss.frames:
+	case f := <-se.frames:
 		return f, nil
 	case <-ctx.Done():
 		return frame{}, ctx.Err()
@@ -84,10 +84,10 @@ func (ss *session) next(ctx context.Context) (frame, error) {
 }
 
 // run sends what differs and then what changes, until ctx ends or an error breaks the connection.
-func (ss *session) run(ctx context.Context) error {
-	ss.set(func(st *Status) { st.Synced = false })
+func (se *sender) run(ctx context.Context) error {
+	se.set(func(st *Status) { st.Synced = false })
 	now := changes{all: true, since: time.Now()}
-	if err := ss.readTarget(ctx); err != nil {
+	if err := se.readTarget(ctx); err != nil {
 		return err
 	}
 	// Files that were written just before the start are then older than a tick, and the first round has all of them.
@@ -99,7 +99,7 @@ func (ss *session) run(ctx context.Context) error {
 	resentAt := time.Now() // when the source last cleared rejected
 	for {
 		began := time.Now()
-		retry, err := ss.sync(ctx, now)
+		retry, err := se.sync(ctx, now)
 		if err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func (ss *session) run(ctx context.Context) error {
 		// Reading everything takes no more than a hundredth of the time, or a tenth if the system does not watch.
 		resendEvery := max(readEvery, 100*took)
 		every := resendEvery
-		if ss.tree.watch.poll {
+		if se.tree.watch.poll {
 			every = max(pollEvery, 10*took)
 		}
 		var again <-chan time.Time
@@ -118,20 +118,20 @@ func (ss *session) run(ctx context.Context) error {
 		}
 		now = changes{}
 		select {
-		case f := <-ss.frames:
+		case f := <-se.frames:
 			return fmt.Errorf("%w: a frame of kind %d outside of a round", errProtocol, f.kind)
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-ss.tree.watch.wake:
-			if err := ss.settle(ctx); err != nil {
+		case <-se.tree.watch.wake:
+			if err := se.settle(ctx); err != nil {
 				return err
 			}
-			now = ss.tree.watch.take()
+			now = se.tree.watch.take()
 		case <-again:
 		case <-time.After(time.Until(readAt.Add(every))):
 			now = changes{all: true, since: time.Now()}
 			if time.Since(resentAt) >= resendEvery {
-				clear(ss.rejected)
+				clear(se.rejected)
 				resentAt = time.Now()
 			}
 		}
@@ -140,10 +140,10 @@ func (ss *session) run(ctx context.Context) error {
 }
 
 // readTarget receives the entries that the target has from earlier connections.
-func (ss *session) readTarget(ctx context.Context) error {
+func (se *sender) readTarget(ctx context.Context) error {
 	length := 0
 	for {
-		f, err := ss.next(ctx)
+		f, err := se.next(ctx)
 		if err != nil || f.kind == kindEnd {
 			return err
 		}
@@ -154,15 +154,15 @@ func (ss *session) readTarget(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if length += len(name); len(ss.target) >= maxEntries || length > ss.namesMost {
+		if length += len(name); len(se.target) >= maxEntries || length > se.namesMost {
 			return fmt.Errorf("%w: too many entries", errProtocol)
 		}
-		ss.target[name] = e
+		se.target[name] = e
 	}
 }
 
 // settle waits until a save is complete.
-func (ss *session) settle(ctx context.Context) error {
+func (se *sender) settle(ctx context.Context) error {
 	most := time.After(quietMost)
 	for {
 		select {
@@ -170,7 +170,7 @@ func (ss *session) settle(ctx context.Context) error {
 			return nil
 		case <-time.After(quiet):
 			return nil
-		case <-ss.tree.watch.wake:
+		case <-se.tree.watch.wake:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -178,29 +178,29 @@ func (ss *session) settle(ctx context.Context) error {
 }
 
 // sync reads the paths that may have changed and sends the differences. It returns the changes to read after a rest.
-func (ss *session) sync(ctx context.Context, now changes) (retry changes, err error) {
+func (se *sender) sync(ctx context.Context, now changes) (retry changes, err error) {
 	if slices.ContainsFunc(ignoreFiles[:], func(name string) bool { return isGone(now.paths[name]) }) {
 		// An editor may be replacing it. Without it, everything would be sent.
 		if !wakeup.Pause(ctx, removeDelay) {
 			return changes{}, ctx.Err()
 		}
-		now.merge(ss.tree.watch.take())
+		now.merge(se.tree.watch.take())
 	}
-	if err := ss.read(now); err != nil {
-		return ss.rootGone(err)
+	if err := se.read(now); err != nil {
+		return se.rootGone(err)
 	}
-	p := ss.plan()
+	p := se.plan()
 	if before := p.remove; len(before) > 0 {
-		ss.set(func(st *Status) { st.Synced = false })
+		se.set(func(st *Status) { st.Synced = false })
 		if !wakeup.Pause(ctx, removeDelay) {
 			return changes{}, ctx.Err()
 		}
-		late := ss.tree.watch.take()
-		if err := ss.read(late); err != nil {
-			return ss.rootGone(err)
+		late := se.tree.watch.take()
+		if err := se.read(late); err != nil {
+			return se.rootGone(err)
 		}
 		now.merge(late)
-		p = ss.plan()
+		p = se.plan()
 		p.remove = slices.DeleteFunc(p.remove, func(name string) bool {
 			_, found := slices.BinarySearchFunc(before, name, backward)
 			if !found {
@@ -209,8 +209,8 @@ func (ss *session) sync(ctx context.Context, now changes) (retry changes, err er
 			return !found
 		})
 	}
-	err = ss.round(ctx, p, now.since)
-	for name := range ss.changing {
+	err = se.round(ctx, p, now.since)
+	for name := range se.changing {
 		retry.add(name, 0)
 	}
 	retry.since = now.since
@@ -218,28 +218,28 @@ func (ss *session) sync(ctx context.Context, now changes) (retry changes, err er
 }
 
 // read updates the tree. Files whose modification time may not show that they were written are sent again.
-func (ss *session) read(now changes) error {
-	if err := ss.tree.read(now); err != nil {
+func (se *sender) read(now changes) error {
+	if err := se.tree.read(now); err != nil {
 		return err
 	}
 	for name, op := range now.paths {
-		if e := ss.tree.entries[name]; e.kind != file || !coarse(e.mtime) || op&(fsnotify.Write|fsnotify.Create) == 0 {
+		if e := se.tree.entries[name]; e.kind != file || !coarse(e.mtime) || op&(fsnotify.Write|fsnotify.Create) == 0 {
 			continue
 		}
-		delete(ss.rejected, name)
-		if _, ok := ss.target[name]; ok {
-			ss.target[name] = entry{}
+		delete(se.rejected, name)
+		if _, ok := se.target[name]; ok {
+			se.target[name] = entry{}
 		}
 	}
 	return nil
 }
 
 // rootGone reports that the root is gone or cannot be read, and lets it be read again.
-func (ss *session) rootGone(err error) (changes, error) {
+func (se *sender) rootGone(err error) (changes, error) {
 	if errors.Is(err, errRoot) {
 		return changes{}, err
 	}
-	ss.set(func(st *Status) { st.Err, st.Synced = rootError(err), false })
+	se.set(func(st *Status) { st.Err, st.Synced = rootError(err), false })
 	return changes{all: true, lost: true}, nil
 }
 
@@ -250,15 +250,15 @@ type plan struct {
 }
 
 // plan compares the entries of the laptop with those of the target.
-func (ss *session) plan() plan {
+func (se *sender) plan() plan {
 	var p plan
-	t := ss.tree
+	t := se.tree
 	for name, e := range t.entries {
-		if rejected, ok := ss.rejected[name]; ss.target[name] != e && (!ok || rejected != e) && !ss.waits(name, e) {
+		if rejected, ok := se.rejected[name]; se.target[name] != e && (!ok || rejected != e) && !se.waits(name, e) {
 			p.send = append(p.send, name)
 		}
 	}
-	for name, e := range ss.target {
+	for name, e := range se.target {
 		if _, ok := t.entries[name]; !ok && !t.unreadableAbove(name) && !t.ignored.above(name, e.kind == dir) {
 			p.remove = append(p.remove, name)
 		}
@@ -276,9 +276,9 @@ func (ss *session) plan() plan {
 		return cmp.Or(rank(t.entries[a])-rank(t.entries[b]), strings.Compare(a, b))
 	})
 	slices.SortFunc(p.remove, backward)
-	for name := range ss.changing {
-		if e, ok := t.entries[name]; !ok || e == ss.target[name] || e == ss.rejected[name] {
-			delete(ss.changing, name)
+	for name := range se.changing {
+		if e, ok := t.entries[name]; !ok || e == se.target[name] || e == se.rejected[name] {
+			delete(se.changing, name)
 		}
 	}
 	return p
@@ -289,34 +289,34 @@ func backward(a, b string) int { return strings.Compare(b, a) }
 
 // waits reports whether a file was written a moment ago: it may be written again without its modification time showing
 // it, and more of a big file may follow.
-func (ss *session) waits(name string, e entry) bool {
+func (se *sender) waits(name string, e entry) bool {
 	age := time.Since(time.Unix(0, e.mtime))
 	recent := age >= 0 && (age < tick || age < rest && e.size >= bigFile)
-	return e.kind == file && recent && ss.later(name)
+	return e.kind == file && recent && se.later(name)
 }
 
 // later notes that a file changes, and reports whether to read it again later. That ends after restMost, since a file
 // that is written all the time would never arrive.
-func (ss *session) later(name string) bool {
-	since, ok := ss.changing[name]
+func (se *sender) later(name string) bool {
+	since, ok := se.changing[name]
 	if !ok {
 		since = time.Now()
-		ss.changing[name] = since
+		se.changing[name] = since
 	}
-	return time.Since(since) < ss.restMost
+	return time.Since(since) < se.restMost
 }
 
 // round sends a plan, waits for the acknowledgement and reports the result.
-func (ss *session) round(ctx context.Context, p plan, since time.Time) error {
-	result := Batch{Failed: ss.tree.failed}
-	ss.tree.failed = nil
-	if len(p.send)+len(p.remove) > 0 || !ss.completed {
-		ss.set(func(st *Status) { st.Synced = false })
-		sent, err := ss.send(p, &result)
+func (se *sender) round(ctx context.Context, p plan, since time.Time) error {
+	result := Batch{Failed: se.tree.failed}
+	se.tree.failed = nil
+	if len(p.send)+len(p.remove) > 0 || !se.completed {
+		se.set(func(st *Status) { st.Synced = false })
+		sent, err := se.send(p, &result)
 		if err != nil {
 			return err
 		}
-		if err := ss.acknowledged(ctx, sent, p.remove, &result); err != nil {
+		if err := se.acknowledged(ctx, sent, p.remove, &result); err != nil {
 			return err
 		}
 	}
@@ -324,27 +324,27 @@ func (ss *session) round(ctx context.Context, p plan, since time.Time) error {
 		result.Took = time.Since(since)
 	}
 	report := result.Complete || result.Changed() || len(result.Failed) > 0
-	ss.set(func(st *Status) {
-		st.Synced, st.Files, st.Err = len(ss.changing) == 0, len(ss.target), nil
+	se.set(func(st *Status) {
+		st.Synced, st.Files, st.Err = len(se.changing) == 0, len(se.target), nil
 		if report {
 			st.Last, st.LastAt = result, time.Now()
 		}
 	})
-	if report && ss.cfg.OnSync != nil {
-		ss.cfg.OnSync(result)
+	if report && se.cfg.OnSync != nil {
+		se.cfg.OnSync(result)
 	}
 	return nil
 }
 
 // acknowledged receives the target's report of a round and updates the entries of the target.
-func (ss *session) acknowledged(
+func (se *sender) acknowledged(
 	ctx context.Context, sent map[string]entry, removed []string, result *Batch,
 ) error {
 	for _, name := range removed {
-		delete(ss.target, name)
+		delete(se.target, name)
 	}
 	for {
-		f, err := ss.next(ctx)
+		f, err := se.next(ctx)
 		if err != nil {
 			return err
 		}
@@ -356,10 +356,10 @@ func (ss *session) acknowledged(
 			}
 			name := string(report.Path)
 			if e, ok := sent[name]; ok {
-				ss.rejected[name] = e
+				se.rejected[name] = e
 				delete(sent, name)
-				if _, ok := ss.target[name]; ok {
-					ss.target[name] = entry{} // the target may still have what was sent earlier
+				if _, ok := se.target[name]; ok {
+					se.target[name] = entry{} // the target may still have what was sent earlier
 				}
 			}
 			result.Rejected++
@@ -368,9 +368,9 @@ func (ss *session) acknowledged(
 			if err := json.Unmarshal(f.payload, result); err != nil {
 				return fmt.Errorf("%w: %w", errProtocol, err)
 			}
-			maps.Copy(ss.target, sent)
-			result.Complete = !ss.completed && len(ss.changing) == 0
-			ss.completed = ss.completed || result.Complete
+			maps.Copy(se.target, sent)
+			result.Complete = !se.completed && len(se.changing) == 0
+			se.completed = se.completed || result.Complete
 			return nil
 		default:
 			return fmt.Errorf("%w: a frame of kind %d within a round", errProtocol, f.kind)
