@@ -30,13 +30,13 @@ type Balancer struct {
 	index atomic.Pointer[index]
 
 	mu       sync.Mutex // one writer at a time
-	at       place
+	at       locality
 	services map[Name]*Service
 }
 
 // New returns a Balancer without Services for the node of that name. If the name is empty, no endpoint is local.
 func New(node string) *Balancer {
-	b := &Balancer{at: place{node: node}, services: make(map[Name]*Service)}
+	b := &Balancer{at: locality{node: node}, services: make(map[Name]*Service)}
 	b.index.Store(&index{ports: map[key]*vip{}, addrs: map[netip.Addr]Name{}})
 	return b
 }
@@ -136,7 +136,7 @@ func (e *edit) own() *index {
 // replace removes the ports of old and adds those of s. Either may be nil. When a ClusterIP moves from one Service
 // to another, the update of the new owner may arrive first. So the last Service that sets an entry owns it, and
 // only the owner removes it.
-func (e *edit) replace(old, s *Service, at place) {
+func (e *edit) replace(old, s *Service, at locality) {
 	kept := make(map[key]bool)
 	if s != nil {
 		for _, addr := range s.ClusterIPs {

@@ -59,7 +59,7 @@ type backend struct {
 }
 
 // update computes v's view of a Service's port.
-func (v *vip) update(s *Service, p *Port, addr netip.Addr, at place) {
+func (v *vip) update(s *Service, p *Port, addr netip.Addr, at locality) {
 	all := family(p.Endpoints, addr, at)
 	chosen, empty := usable(all, s.LocalOnly, at)
 	known := make(map[netip.AddrPort]*backend, len(all))

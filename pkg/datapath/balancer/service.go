@@ -50,14 +50,14 @@ type Endpoint struct {
 	NodeHints   []string
 }
 
-// place is the node and zone of the balancer.
-type place struct{ node, zone string }
+// locality is the node and zone of the balancer.
+type locality struct{ node, zone string }
 
-func (p place) holds(e *Endpoint) bool { return p.node != "" && e.Node == p.node }
+func (p locality) holds(e *Endpoint) bool { return p.node != "" && e.Node == p.node }
 
 // usable returns the endpoints that a new flow to a virtual IP may use, and the verdict if there are none. It follows
 // CategorizeEndpoints for internal traffic.
-func usable(endpoints []Endpoint, localOnly bool, at place) ([]Endpoint, Verdict) {
+func usable(endpoints []Endpoint, localOnly bool, at locality) ([]Endpoint, Verdict) {
 	ready := func(e *Endpoint) bool { return e.Ready }
 	draining := func(e *Endpoint) bool { return e.Serving && e.Terminating }
 	if !localOnly {
@@ -83,7 +83,7 @@ func usable(endpoints []Endpoint, localOnly bool, at place) ([]Endpoint, Verdict
 
 // topology returns a filter for the endpoints that the hints select, or nil if the hints do not apply. Node hints take
 // precedence over zone hints (KEP-3015).
-func topology(ready []Endpoint, at place) func(*Endpoint) bool {
+func topology(ready []Endpoint, at locality) func(*Endpoint) bool {
 	forNode := func(e *Endpoint) bool { return slices.Contains(e.NodeHints, at.node) }
 	forZone := func(e *Endpoint) bool { return slices.Contains(e.ZoneHints, at.zone) }
 	allNode, someNode, allZone, someZone := true, false, true, false
@@ -116,7 +116,7 @@ func filter(endpoints []Endpoint, keep func(*Endpoint) bool) []Endpoint {
 // family returns the endpoints of vip's family, sorted by address, each address once. Of duplicates the one on
 // this node wins (as in kube-proxy's endpointSliceCache), then the ready one: while the controller moves an
 // endpoint from one slice to another, both have it.
-func family(endpoints []Endpoint, vip netip.Addr, at place) []Endpoint {
+func family(endpoints []Endpoint, vip netip.Addr, at locality) []Endpoint {
 	same := filter(endpoints, func(e *Endpoint) bool { return e.Addr.Addr().Is4() == vip.Is4() })
 	rank := func(e *Endpoint) int {
 		switch {
