@@ -335,8 +335,7 @@ func (x *exchange) over(u *upstream) (done bool, err error) {
 		}
 		x.sent()
 	} else {
-		x.upload = newUpload(x, u)
-		x.upload.begin()
+		x.startUpload(u)
 	}
 	for {
 		u.head, err = readHead(u.br, u.head, nil)
@@ -441,17 +440,14 @@ type upload struct {
 	unwanted bool // the answer came although the client waits for permission to send the body
 }
 
-func newUpload(x *exchange, u *upstream) *upload {
+// startUpload forwards a body that has come already, or has a goroutine forward it.
+func (x *exchange) startUpload(u *upstream) {
 	record, _ := x.record.bodies()
 	l := &upload{x: x, done: make(chan struct{})}
 	l.t = transfer{from: x.c.own, to: &u.stream, length: x.r.ContentLength, strict: true, copies: x.copies,
 		record: record, mayDrop: maxDiscard, moved: func(n int) { l.moved.Add(int64(n)) }}
-	return l
-}
-
-// begin forwards a body that has come already, or the first part of another, whose rest a goroutine forwards.
-func (l *upload) begin() {
-	if n := l.t.length; n > 0 && n <= int64(l.x.c.own.br.Buffered()) {
+	x.upload = l
+	if n := l.t.length; n > 0 && n <= int64(x.c.own.br.Buffered()) {
 		l.run()
 	} else {
 		go l.run()

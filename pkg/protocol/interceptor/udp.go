@@ -133,10 +133,12 @@ func (s *packetServer) flow(from netip.AddrPort) *packetFlow {
 		flow.Dst = netip.AddrPortFrom(from.Addr(), s.dst.Port())
 	}
 	s.wg.Go(func() {
-		defer s.forget(from, f)
 		if err := s.run(ctx, f, flow); err != nil && ctx.Err() == nil {
 			s.i.log.DebugContext(ctx, "a UDP flow ended", "client", from, "port", s.dst.Port(), "error", err)
 		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.end(from, f)
 	})
 	for _, claim := range mirrors {
 		c := &packetCopy{claim: claim, queue: make(chan []byte, maxQueued)}
@@ -153,12 +155,6 @@ func (s *packetServer) end(from netip.AddrPort, f *packetFlow) {
 	if s.flows[from] == f {
 		delete(s.flows, from)
 	}
-}
-
-func (s *packetServer) forget(from netip.AddrPort, f *packetFlow) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.end(from, f)
 }
 
 // run carries a flow until it is idle, or its destination fails. The client's next datagram begins another one.
