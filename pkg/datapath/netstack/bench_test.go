@@ -63,7 +63,7 @@ func BenchmarkDeliverUDP(b *testing.B) {
 // BenchmarkSendUDP measures a datagram from the stream to the device.
 func BenchmarkSendUDP(b *testing.B) {
 	var stats counters
-	l := newLink(&null{}, nil, &stats)
+	l := newLinkEndpoint(&null{}, nil, &stats)
 	payload := make([]byte, 1000)
 	b.SetBytes(int64(len(payload)))
 	b.ReportAllocs()
@@ -77,7 +77,7 @@ func BenchmarkSendUDP(b *testing.B) {
 // BenchmarkWritePackets measures a TCP super-packet from gVisor to the device.
 func BenchmarkWritePackets(b *testing.B) {
 	var stats counters
-	l := newLink(&null{}, nil, &stats)
+	l := newLinkEndpoint(&null{}, nil, &stats)
 	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{
 		ReserveHeaderBytes: header.IPv4MinimumSize + header.TCPMinimumSize,
 		Payload:            buffer.MakeWithView(buffer.NewViewSize(60000)),

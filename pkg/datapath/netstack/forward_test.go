@@ -76,7 +76,7 @@ func TestForwarderTakesPacketsWhole(t *testing.T) {
 func BenchmarkForward(b *testing.B) {
 	d := &forwardTo{to: netip.MustParseAddr("198.19.3.4"), taken: make(chan []byte, 1)}
 	var stats counters
-	l := newLink(&null{}, d, &stats)
+	l := newLinkEndpoint(&null{}, d, &stats)
 	ip := packet.Outgoing{Src: appAddr.Addr(), Dst: d.to, Proto: packet.ProtoUDP, PayloadLen: 1000}
 	n := copy(d.Buffer(), append(ip.Append(make([]byte, packet.VirtioLen)), make([]byte, 1000)...))
 	b.ReportAllocs()

@@ -15,12 +15,12 @@ import (
 // gsoMaxSize is the longest super-packet that gVisor may build. Its IP header says at most 65535.
 const gsoMaxSize = 65535
 
-// link is gVisor's link endpoint on the device: super-packets go into the stack whole, and come out whole.
+// linkEndpoint is gVisor's link endpoint on the device: super-packets go into the stack whole, and come out whole.
 //
 //	in:  Read ─ header checked ─┬─ copied into one right-sized, pooled buffer ─ gVisor
 //	                            └─ forwarded as it is, in the buffer into which it was read
 //	out: gVisor's buffers as they are ─ virtio-net header ─ one Writev
-type link struct {
+type linkEndpoint struct {
 	dev        Device
 	mtu        uint32
 	gso, uso   bool
@@ -29,14 +29,14 @@ type link struct {
 	dispatcher stack.NetworkDispatcher
 }
 
-var _ stack.LinkEndpoint = (*link)(nil)
-var _ stack.GSOEndpoint = (*link)(nil)
+var _ stack.LinkEndpoint = (*linkEndpoint)(nil)
+var _ stack.GSOEndpoint = (*linkEndpoint)(nil)
 
-func newLink(dev Device, forwarder PacketForwarder, stats *counters) *link {
+func newLinkEndpoint(dev Device, forwarder PacketForwarder, stats *counters) *linkEndpoint {
 	if forwarder == nil {
 		forwarder = noForwarder(make([]byte, packet.VirtioLen+packet.MaxLen))
 	}
-	return &link{dev: dev, mtu: uint32(dev.MTU()), gso: dev.GSO(), uso: dev.USO(), forwarder: forwarder,
+	return &linkEndpoint{dev: dev, mtu: uint32(dev.MTU()), gso: dev.GSO(), uso: dev.USO(), forwarder: forwarder,
 		stats: stats}
 }
 
@@ -47,7 +47,7 @@ func (b noForwarder) Buffer() []byte                  { return b }
 func (b noForwarder) Forward(int, packet.Header) bool { return false }
 
 // receive delivers packets until the device fails, and returns its error.
-func (l *link) receive() error {
+func (l *linkEndpoint) receive() error {
 	for {
 		buf := l.forwarder.Buffer()
 		n, err := l.dev.Read(buf)
@@ -60,7 +60,7 @@ func (l *link) receive() error {
 }
 
 // deliver passes one packet, with its virtio-net header, to the forwarder, or a copy of it to gVisor.
-func (l *link) deliver(b []byte) {
+func (l *linkEndpoint) deliver(b []byte) {
 	virtio, err := packet.ParseVirtio(b)
 	if err != nil || virtio.GSOType == packet.GSOUDPL4 {
 		l.stats.malformed.Add(1)
@@ -126,7 +126,7 @@ func (o *outBuffer) release() {
 }
 
 // write writes o.pieces as one packet.
-func (l *link) write(o *outBuffer) error {
+func (l *linkEndpoint) write(o *outBuffer) error {
 	if err := l.dev.Writev(o.pieces); err != nil {
 		l.stats.writeErrors.Add(1)
 		return err
@@ -136,7 +136,7 @@ func (l *link) write(o *outBuffer) error {
 }
 
 // WritePackets implements stack.LinkWriter. gVisor calls it from many goroutines. It waits for the device.
-func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
+func (l *linkEndpoint) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 	for i, pkt := range packets.AsSlice() {
 		out := outBuffers.Get().(*outBuffer)
 		virtio := l.virtioHeader(pkt)
@@ -163,7 +163,7 @@ func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 
 // virtioHeader describes the work that gVisor leaves to the device: the checksum of most TCP packets, and the
 // segmentation of long ones.
-func (l *link) virtioHeader(pkt *stack.PacketBuffer) packet.Virtio {
+func (l *linkEndpoint) virtioHeader(pkt *stack.PacketBuffer) packet.Virtio {
 	var v packet.Virtio
 	gso := &pkt.GSOOptions
 	if l.gso && gso.Type != stack.GSONone && gso.NeedsCsum {
@@ -183,7 +183,7 @@ func (l *link) virtioHeader(pkt *stack.PacketBuffer) packet.Virtio {
 }
 
 // SupportedGSO implements stack.GSOEndpoint.
-func (l *link) SupportedGSO() stack.SupportedGSO {
+func (l *linkEndpoint) SupportedGSO() stack.SupportedGSO {
 	if l.gso {
 		return stack.HostGSOSupported
 	}
@@ -191,28 +191,28 @@ func (l *link) SupportedGSO() stack.SupportedGSO {
 }
 
 // GSOMaxSize implements stack.GSOEndpoint.
-func (l *link) GSOMaxSize() uint32 { return gsoMaxSize }
+func (l *linkEndpoint) GSOMaxSize() uint32 { return gsoMaxSize }
 
 // Capabilities implements stack.LinkEndpoint. gVisor need not verify checksums: packets come from this machine's
 // kernel, which omits checksums on a device with offloads.
-func (l *link) Capabilities() stack.LinkEndpointCapabilities {
+func (l *linkEndpoint) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityRXChecksumOffload
 }
 
 // Attach implements stack.LinkEndpoint. Packets are delivered by receive, in Run.
-func (l *link) Attach(d stack.NetworkDispatcher) { l.dispatcher = d }
+func (l *linkEndpoint) Attach(d stack.NetworkDispatcher) { l.dispatcher = d }
 
 // The rest of stack.LinkEndpoint: a TUN device has no link layer.
 
-func (l *link) IsAttached() bool                        { return l.dispatcher != nil }
-func (l *link) MTU() uint32                             { return l.mtu }
-func (l *link) SetMTU(mtu uint32)                       {}
-func (l *link) MaxHeaderLength() uint16                 { return 0 }
-func (l *link) LinkAddress() tcpip.LinkAddress          { return "" }
-func (l *link) SetLinkAddress(tcpip.LinkAddress)        {}
-func (l *link) Wait()                                   {}
-func (l *link) Close()                                  {}
-func (l *link) SetOnCloseAction(func())                 {}
-func (l *link) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
-func (l *link) AddHeader(*stack.PacketBuffer)           {}
-func (l *link) ParseHeader(*stack.PacketBuffer) bool    { return true }
+func (l *linkEndpoint) IsAttached() bool                        { return l.dispatcher != nil }
+func (l *linkEndpoint) MTU() uint32                             { return l.mtu }
+func (l *linkEndpoint) SetMTU(mtu uint32)                       {}
+func (l *linkEndpoint) MaxHeaderLength() uint16                 { return 0 }
+func (l *linkEndpoint) LinkAddress() tcpip.LinkAddress          { return "" }
+func (l *linkEndpoint) SetLinkAddress(tcpip.LinkAddress)        {}
+func (l *linkEndpoint) Wait()                                   {}
+func (l *linkEndpoint) Close()                                  {}
+func (l *linkEndpoint) SetOnCloseAction(func())                 {}
+func (l *linkEndpoint) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
+func (l *linkEndpoint) AddHeader(*stack.PacketBuffer)           {}
+func (l *linkEndpoint) ParseHeader(*stack.PacketBuffer) bool    { return true }

@@ -118,7 +118,7 @@ type Stack struct {
 	cfg   Config
 	log   *slog.Logger
 	stats counters
-	link  *link
+	link  *linkEndpoint
 
 	mu     sync.Mutex
 	gv     *stack.Stack // nil before start
@@ -149,7 +149,7 @@ func New(cfg Config) (*Stack, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Stack{cfg: cfg, log: cfg.Logger}
-	s.link = newLink(cfg.Device, cfg.Forwarder, &s.stats)
+	s.link = newLinkEndpoint(cfg.Device, cfg.Forwarder, &s.stats)
 	s.locals.Store(&localAddrs{})
 	s.datagrams.init(s)
 	return s, nil

@@ -14,7 +14,7 @@ import (
 var errTooLong = errors.New("datagram is too long for an IP packet")
 
 // sendUDP writes one datagram to the application, in fragments if it is longer than the MTU.
-func (l *link) sendUDP(src, dst netip.AddrPort, payload []byte) error {
+func (l *linkEndpoint) sendUDP(src, dst netip.AddrPort, payload []byte) error {
 	// The kernel completes the checksum if it needs it at all. It cannot do so for fragments.
 	partial := l.gso && l.fits(src.Addr(), len(payload))
 	h := transportHeader{proto: packet.ProtoUDP, bytes: packet.UDP(src, dst, payload, partial), checksum: -1}
@@ -25,7 +25,7 @@ func (l *link) sendUDP(src, dst netip.AddrPort, payload []byte) error {
 }
 
 // fits reports whether a packet with a UDP datagram of n bytes is no longer than the MTU.
-func (l *link) fits(src netip.Addr, n int) bool { return ipHeaderLen(src)+8+n <= int(l.mtu) }
+func (l *linkEndpoint) fits(src netip.Addr, n int) bool { return ipHeaderLen(src)+8+n <= int(l.mtu) }
 
 // maxTrain bounds the bytes that sendTrain can send: an IPv4 packet holds no more.
 const maxTrain = 65535 - packet.IPv4HeaderLen - 8
@@ -33,13 +33,13 @@ const maxTrain = 65535 - packet.IPv4HeaderLen - 8
 // sendTrain writes several datagrams to the application as one super-packet, which the kernel splits again. payload
 // holds them one behind the other. Each has size bytes, except that the last may be shorter. The device takes UDP
 // super-packets, and datagrams of that size fit.
-func (l *link) sendTrain(src, dst netip.AddrPort, payload []byte, size int) error {
+func (l *linkEndpoint) sendTrain(src, dst netip.AddrPort, payload []byte, size int) error {
 	h := transportHeader{proto: packet.ProtoUDP, bytes: packet.UDP(src, dst, payload, true), checksum: udpChecksum}
 	return l.sendPacket(src.Addr(), dst.Addr(), h, payload, size)
 }
 
 // sendEchoReply writes the reply of src to an echo request of dst.
-func (l *link) sendEchoReply(src, dst netip.Addr, ident, sequence uint16, payload []byte) error {
+func (l *linkEndpoint) sendEchoReply(src, dst netip.Addr, ident, sequence uint16, payload []byte) error {
 	h := transportHeader{packet.ProtoICMP, packet.EchoReply(src, dst, ident, sequence, payload), -1}
 	if src.Is6() {
 		h.proto = packet.ProtoICMPv6
@@ -59,7 +59,7 @@ type transportHeader struct {
 const udpChecksum = 6
 
 // sendDatagram writes an IP packet, in fragments if it is longer than the MTU.
-func (l *link) sendDatagram(src, dst netip.Addr, h transportHeader, payload []byte) error {
+func (l *linkEndpoint) sendDatagram(src, dst netip.Addr, h transportHeader, payload []byte) error {
 	header, length := ipHeaderLen(src), len(h.bytes)+len(payload)
 	limit := 65535
 	if src.Is4() {
@@ -75,7 +75,7 @@ func (l *link) sendDatagram(src, dst netip.Addr, h transportHeader, payload []by
 }
 
 // sendPacket writes one IP packet. If segment is not 0, it is a super-packet of datagrams of that size.
-func (l *link) sendPacket(src, dst netip.Addr, h transportHeader, payload []byte, segment int) error {
+func (l *linkEndpoint) sendPacket(src, dst netip.Addr, h transportHeader, payload []byte, segment int) error {
 	header, length := ipHeaderLen(src), len(h.bytes)+len(payload)
 	out := outBuffers.Get().(*outBuffer)
 	defer out.release()
@@ -98,7 +98,7 @@ func (l *link) sendPacket(src, dst netip.Addr, h transportHeader, payload []byte
 	return l.write(out)
 }
 
-func (l *link) sendFragments(src, dst netip.Addr, h transportHeader, payload []byte) error {
+func (l *linkEndpoint) sendFragments(src, dst netip.Addr, h transportHeader, payload []byte) error {
 	header := ipHeaderLen(src)
 	if src.Is6() {
 		header += packet.FragmentHeaderLen
@@ -131,7 +131,7 @@ func (l *link) sendFragments(src, dst netip.Addr, h transportHeader, payload []b
 
 // sendError writes an ICMP error to the sender of original, which may be only the beginning of a packet. from, the
 // source of the error, is the address that was not reached.
-func (l *link) sendError(reason packet.Reason, from netip.Addr, original []byte) error {
+func (l *linkEndpoint) sendError(reason packet.Reason, from netip.Addr, original []byte) error {
 	buf, err := packet.AppendError(make([]byte, packet.VirtioLen, packet.VirtioLen+1280), reason, from, original)
 	if err != nil {
 		return err

@@ -79,7 +79,7 @@ func newGVisor() *stack.Stack {
 }
 
 // setUp sets gv's options and makes l its only interface.
-func setUp(gv *stack.Stack, l *link) error {
+func setUp(gv *stack.Stack, l *linkEndpoint) error {
 	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: tcpBuffer}
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: tcpBuffer}
 	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)

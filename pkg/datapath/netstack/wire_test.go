@@ -386,7 +386,7 @@ func TestTransferBetweenTwoStacks(t *testing.T) {
 			var stats counters
 			appDev := &lossy{Device: theirs}
 			appDev.every.Store(tt.loss)
-			l := newLink(appDev, nil, &stats)
+			l := newLinkEndpoint(appDev, nil, &stats)
 			if err := setUp(app, l); err != nil {
 				t.Fatal(err)
 			}
