@@ -212,7 +212,7 @@ func (g *adder) relabel(ctx context.Context, level string) error {
 	_, err := g.kube.CoreV1().Namespaces().Patch(ctx, g.o.Namespace, types.StrategicMergePatchType, []byte(patch),
 		metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
-		return fmt.Errorf("labelling the namespace %s: %w", g.o.Namespace, err)
+		return fmt.Errorf("labeling the namespace %s: %w", g.o.Namespace, err)
 	}
 	return nil
 }
@@ -261,7 +261,7 @@ func (g *adder) ensure(ctx context.Context, privileged bool) (name string, added
 	}
 	name, added, err = g.add(ctx, p, privileged, false)
 	if enforced(err) && g.o.Relabel {
-		name, added, err = g.addRelabelled(ctx, p, privileged, err)
+		name, added, err = g.addRelabeled(ctx, p, privileged, err)
 	}
 	if err != nil {
 		return "", false, g.refusal(ctx, err)
@@ -272,8 +272,8 @@ func (g *adder) ensure(ctx context.Context, privileged bool) (name string, added
 	return name, added, nil
 }
 
-// addRelabelled labels the namespace and adds the container. refused is the error of add without the label.
-func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged bool,
+// addRelabeled labels the namespace and adds the container. refused is the error of add without the label.
+func (g *adder) addRelabeled(ctx context.Context, p *corev1.Pod, privileged bool,
 	refused error) (name string, added bool, err error) {
 	n, err := g.relabellable(ctx)
 	if err != nil {
@@ -283,7 +283,7 @@ func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged boo
 		return "", false, refused
 	}
 	before := n.Labels[client.PodSecurityLabel]
-	g.o.tell("labelling the namespace %s: %s=privileged, which was %s", p.Namespace, client.PodSecurityLabel, before)
+	g.o.tell("labeling the namespace %s: %s=privileged, which was %s", p.Namespace, client.PodSecurityLabel, before)
 	if err := g.relabel(ctx, "privileged"); err != nil {
 		return "", false, err
 	}

@@ -176,7 +176,7 @@ func TestGatewayIsAddedOnlyWhereItIsAdmitted(t *testing.T) {
 		{name: "restricted", namespace: ours, may: `violates PodSecurity "restricted:latest"`, level: "restricted",
 			code: api.ExitNetstack, err: `pod security does not admit the gateway in the namespace kubevpn: violates PodSecurity "restricted:latest": runAsUser=0`,
 			hint: "Ask a cluster admin to run\n  " + label},
-		{name: "relabelled", namespace: ours, relabel: true, level: "privileged", states: states(runs), added: []string{"gateway-1 " + image}},
+		{name: "relabeled", namespace: ours, relabel: true, level: "privileged", states: states(runs), added: []string{"gateway-1 " + image}},
 		{name: "restricted_and_may_not_label", deny: "patch:namespaces@", namespace: ours, relabel: true, level: "restricted", may: "violates PodSecurity",
 			code: api.ExitNetstack, err: "violates PodSecurity", hint: "Ask a cluster admin to run\n  " + label},
 		{name: "restricted_and_may_not_see", deny: "get:namespaces@", namespace: ours, relabel: true, level: "restricted", may: "violates PodSecurity",

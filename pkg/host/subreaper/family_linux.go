@@ -17,7 +17,7 @@ import (
 // Family holds the children of this process. Reap waits for every child, so a process with a Family must not use
 // os/exec, whose Wait would then fail. The zero value is ready to use.
 type Family struct {
-	mu      sync.Mutex // held while a child is started, reaped or signalled
+	mu      sync.Mutex // held while a child is started, reaped or signaled
 	running map[int]*Process
 }
 
