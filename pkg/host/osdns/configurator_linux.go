@@ -114,10 +114,7 @@ func (c *Configurator) Nameservers() ([]netip.AddrPort, error) {
 
 // Close restores name resolution as it was before the first Set. The Configurator can be used again.
 func (c *Configurator) Close() error {
-	c.mu.Lock()
-	endWatch := c.watcher.release()
-	c.mu.Unlock()
-	endWatch()
+	c.watcher.stop(&c.mu)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cfg, c.applied = Config{}, Applied{}

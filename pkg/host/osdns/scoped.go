@@ -66,10 +66,7 @@ func (c *scoped) Set(cfg Config) (Applied, error) {
 
 // Close restores name resolution as it was before the first Set. The scoped can be used again.
 func (c *scoped) Close() error {
-	c.mu.Lock()
-	endWatch := c.watcher.release()
-	c.mu.Unlock()
-	endWatch()
+	c.watcher.stop(&c.mu)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cfg = Config{}

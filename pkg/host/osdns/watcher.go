@@ -2,6 +2,7 @@ package osdns
 
 import (
 	"context"
+	"sync"
 
 	"kubevpn/pkg/wakeup"
 )
@@ -16,12 +17,13 @@ func (w *watcher) start(watch func(context.Context)) {
 	}
 }
 
-// release returns a function that stops the goroutine and waits for its end. Call release with the mutex held, and the
-// function without it.
-func (w *watcher) release() (end func()) {
-	if w.end == nil {
-		return func() {}
+// stop stops the goroutine and waits for its end. Call without the mutex, mu.
+func (w *watcher) stop(mu *sync.Mutex) {
+	mu.Lock()
+	end := w.end
+	w.end = nil
+	mu.Unlock()
+	if end != nil {
+		end()
 	}
-	end, w.end = w.end, nil
-	return end
 }
