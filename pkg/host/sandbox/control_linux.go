@@ -11,7 +11,7 @@ import (
 // The control socket is a unix stream socket. Some of its JSON messages carry a descriptor (unixsocket.Conn).
 //
 //	parent                                   init
-//	a file (memfd): the plan           ──▶
+//	a file (memfd): initConfig         ──▶
 //	                                   ◀──   {"log":...}                       at any time
 //	                                   ◀──   {"ready":true} + TUN, if any      or {"error":...}
 //	{} + a request's socket            ──▶                                     any number
@@ -32,11 +32,11 @@ import (
 //	{"resolve":...}                    ──▶
 //	                                   ◀──   {"path":"..1/page"}               or {"error":...}
 //
-// Serve, ServeProgram and Attach use the same messages, without the plan.
+// Serve, ServeProgram and Attach use the same messages, without init's configuration.
 const maxMessage = 64 << 10
 
-// plan is the configuration of init.
-type plan struct {
+// initConfig is the configuration of init.
+type initConfig struct {
 	Dir     string
 	Mounts  []Mount
 	Volumes []Volume

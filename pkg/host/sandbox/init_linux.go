@@ -24,19 +24,19 @@ func Init() error {
 		return errNotInit
 	}
 	unix.CloseOnExec(controlFD)
-	unix.CloseOnExec(planFD)
+	unix.CloseOnExec(configFD)
 	control, err := unixsocket.Open(os.NewFile(controlFD, "control"), maxMessage)
 	if err != nil {
 		return fmt.Errorf("%w (%w)", errNotInit, err)
 	}
-	var pl plan
-	planFile := os.NewFile(planFD, "plan")
-	err = fromMemory(planFile, &pl)
-	planFile.Close()
+	var config initConfig
+	configFile := os.NewFile(configFD, "config")
+	err = fromMemory(configFile, &config)
+	configFile.Close()
 	if err != nil {
-		return fmt.Errorf("%w (reading the plan: %w)", errNotInit, err)
+		return fmt.Errorf("%w (reading its configuration: %w)", errNotInit, err)
 	}
-	i := &initProcess{server: newServer(control, Interface), plan: pl}
+	i := &initProcess{server: newServer(control, Interface), config: config}
 	i.server.start = i.start
 	// The terminal signals the whole process group, for the program. Without a handler the signal would end init.
 	signal.Notify(make(chan os.Signal, 1), Signals()...)
@@ -51,7 +51,7 @@ func Init() error {
 
 type initProcess struct {
 	*server
-	plan   plan
+	config initConfig
 	family subreaper.Family
 }
 
@@ -61,23 +61,23 @@ func (i *initProcess) prepare() error {
 	i.setNames = v.setNames
 	var device *os.File
 	var err error
-	if i.plan.Network {
+	if i.config.Network {
 		if device, err = i.makeNetwork(); err != nil {
 			return fmt.Errorf("creating the sandbox's network: %w", err)
 		}
 	}
 	var trees map[Mount]int
-	if i.store, trees, err = newStore(i.plan.Volumes, i.plan.Mounts); err != nil {
+	if i.store, trees, err = newStore(i.config.Volumes, i.config.Mounts); err != nil {
 		return err
 	}
 	go func() { // it also ends this process if the parent dies meanwhile
 		_ = i.serve()
 		os.Exit(128 + int(unix.SIGKILL))
 	}()
-	if err := v.build(i.plan.Mounts, trees, i.plan.Network || i.plan.Names); err != nil {
+	if err := v.build(i.config.Mounts, trees, i.config.Network || i.config.Names); err != nil {
 		return err
 	}
-	if err := os.Chdir(i.plan.Dir); err != nil {
+	if err := os.Chdir(i.config.Dir); err != nil {
 		return fmt.Errorf("entering the working directory: %w", err)
 	}
 	i.sendReady(device)

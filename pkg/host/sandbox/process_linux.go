@@ -23,7 +23,7 @@ import (
 // Descriptors that init inherits.
 const (
 	controlFD = 3
-	planFD    = 4
+	configFD  = 4
 )
 
 // initCapabilities are the capabilities of init in the sandbox's namespaces: to mount, to configure the network, and to
@@ -176,8 +176,8 @@ func (s *Sandbox) command() (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// connect adds the plan and one end of the control socket to cmd.ExtraFiles, which the caller closes, and returns
-// the other end.
+// connect adds init's configuration and one end of the control socket to cmd.ExtraFiles, which the caller closes. It
+// returns the other end.
 func (s *Sandbox) connect(cmd *exec.Cmd) (*unixsocket.Conn, error) {
 	dir := s.cfg.Dir
 	if dir == "" {
@@ -186,7 +186,7 @@ func (s *Sandbox) connect(cmd *exec.Cmd) (*unixsocket.Conn, error) {
 			return nil, fmt.Errorf("finding the working directory: %w", err)
 		}
 	}
-	planFile, err := inMemory(plan{
+	configFile, err := inMemory(initConfig{
 		Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes, Network: s.cfg.Network, Names: s.cfg.Names,
 	})
 	if err != nil {
@@ -194,12 +194,12 @@ func (s *Sandbox) connect(cmd *exec.Cmd) (*unixsocket.Conn, error) {
 	}
 	ours, theirs, err := newPair()
 	if err != nil {
-		planFile.Close()
+		configFile.Close()
 		return nil, err
 	}
 	cmd.ExtraFiles = make([]*os.File, 2)
 	cmd.ExtraFiles[controlFD-3] = theirs
-	cmd.ExtraFiles[planFD-3] = planFile
+	cmd.ExtraFiles[configFD-3] = configFile
 	return ours, nil
 }
 
