@@ -19,24 +19,20 @@ import (
 // ends of a TCP connection; the next datagram of a UDP flow counts as its first. It returns the number of connections
 // and flows. It leaves alone the connections of Dial, by Config.Mark, and flows within the network namespace.
 func Flush(ports []Port, mark uint32) (n int, err error) {
-	var tcp, udp []uint16
+	has := make(map[string]bool)
 	for _, p := range ports {
-		switch p.Protocol {
-		case TCP:
-			tcp = append(tcp, p.Port)
-		case UDP:
-			udp = append(udp, p.Port)
-		default:
+		if p.Protocol != TCP && p.Protocol != UDP {
 			return 0, fmt.Errorf("cannot end connections of %s: only tcp and udp are possible", p)
 		}
+		has[p.Protocol] = true
 	}
-	if len(tcp) > 0 {
-		if n, err = flushTCP(tcp, mark); err != nil {
+	if has[TCP] {
+		if n, err = flushTCP(ports, mark); err != nil {
 			err = fmt.Errorf("ending TCP connections (sock_diag): %w", err)
 		}
 	}
-	if len(udp) > 0 {
-		flows, udpErr := forgetFlows(udp)
+	if has[UDP] {
+		flows, udpErr := forgetFlows(ports)
 		n += flows
 		if udpErr != nil {
 			err = errors.Join(err, fmt.Errorf("forgetting UDP flows (conntrack): %w", udpErr))
@@ -47,18 +43,12 @@ func Flush(ports []Port, mark uint32) (n int, err error) {
 
 // Open returns the clients of the TCP connections that Flush would end.
 func Open(ports []Port, mark uint32) (clients []netip.AddrPort, err error) {
-	var tcp []uint16
-	for _, p := range ports {
-		if p.Protocol == TCP {
-			tcp = append(tcp, p.Port)
-		}
-	}
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {
 		return nil, fmt.Errorf("listing TCP connections (sock_diag): %w", err)
 	}
 	defer conn.Close()
-	open, err := clientsOf(conn, tcp, mark)
+	open, err := clientsOf(conn, ports, mark)
 	for _, s := range open {
 		clients = append(clients, s.remote)
 	}
@@ -66,7 +56,7 @@ func Open(ports []Port, mark uint32) (clients []netip.AddrPort, err error) {
 }
 
 // flushTCP ends the applications' open TCP connections on these ports.
-func flushTCP(ports []uint16, mark uint32) (n int, err error) {
+func flushTCP(ports []Port, mark uint32) (n int, err error) {
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {
 		return 0, err
@@ -90,7 +80,7 @@ func flushTCP(ports []uint16, mark uint32) (n int, err error) {
 }
 
 // clientsOf returns the connections to these ports but those of Dial.
-func clientsOf(conn *netlink.Conn, ports []uint16, mark uint32) (clients []socket, err error) {
+func clientsOf(conn *netlink.Conn, ports []Port, mark uint32) (clients []socket, err error) {
 	open, err := tcpSockets(conn)
 	if err != nil {
 		return nil, err
@@ -106,7 +96,7 @@ func clientsOf(conn *netlink.Conn, ports []uint16, mark uint32) (clients []socke
 		dialed[ends{s.local, s.remote}] = s.mark == mark || s.mark == mark+1
 	}
 	for _, s := range open {
-		if slices.Contains(ports, s.local.Port()) && !dialed[ends{s.remote, s.local}] {
+		if slices.Contains(ports, Port{TCP, s.local.Port()}) && !dialed[ends{s.remote, s.local}] {
 			clients = append(clients, s)
 		}
 	}
@@ -198,7 +188,7 @@ func destroy(conn *netlink.Conn, s socket) error {
 
 // forgetFlows has conntrack forget UDP flows from outside to these ports of this network namespace. It leaves alone
 // flows with a mark, redirected ones and those of Dial, and those that another program redirected.
-func forgetFlows(ports []uint16) (n int, err error) {
+func forgetFlows(ports []Port) (n int, err error) {
 	addrs, err := localAddrs()
 	if err != nil {
 		return 0, err
@@ -209,7 +199,7 @@ func forgetFlows(ports []uint16) (n int, err error) {
 // flowsTo selects the flows that forgetFlows deletes.
 type flowsTo struct {
 	addrs []netip.Addr // of this network namespace
-	ports []uint16
+	ports []Port
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
@@ -218,5 +208,5 @@ func (t flowsTo) MatchConntrackFlow(f *nl.ConntrackFlow) bool {
 	dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
 	return f.Forward.Protocol == unix.IPPROTO_UDP && f.Mark == 0 && f.Forward.DstPort == f.Reverse.SrcPort &&
 		slices.Contains(t.addrs, dst.Unmap()) && !slices.Contains(t.addrs, src.Unmap()) &&
-		slices.Contains(t.ports, f.Forward.DstPort)
+		slices.Contains(t.ports, Port{UDP, f.Forward.DstPort})
 }
