@@ -9,7 +9,6 @@ import (
 	"path"
 	"slices"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -307,49 +306,28 @@ func (v *view) tryFollow() error {
 	}
 	changes := os.NewFile(uintptr(fd), "inotify")
 	defer changes.Close()
-	watched := map[int32]*mirror{}
+	var following []*mirror
 	for _, m := range v.mirrors {
 		if !m.follows {
 			continue
 		}
 		const changed = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO
-		wd, err := unix.InotifyAddWatch(fd, descriptor(m.original), changed|unix.IN_ONLYDIR)
-		if err != nil {
+		if _, err := unix.InotifyAddWatch(fd, descriptor(m.original), changed|unix.IN_ONLYDIR); err != nil {
 			return &fs.PathError{Op: "watch", Path: m.path, Err: err}
 		}
-		watched[int32(wd)] = m
-		// Changes between fill and the watch sent no event.
-		if err := m.sync(); err != nil {
-			return err
-		}
+		following = append(following, m)
 	}
-	if len(watched) == 0 {
-		return nil
-	}
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := changes.Read(buf)
-		if err != nil {
-			return err
-		}
-		dirty := map[*mirror]bool{}
-		for rest := buf[:n]; len(rest) >= unix.SizeofInotifyEvent; {
-			event := (*unix.InotifyEvent)(unsafe.Pointer(&rest[0]))
-			rest = rest[unix.SizeofInotifyEvent+int(event.Len):]
-			if m := watched[event.Wd]; m != nil {
-				dirty[m] = true
-			}
-			if event.Mask&unix.IN_Q_OVERFLOW != 0 {
-				for _, m := range watched {
-					dirty[m] = true
-				}
-			}
-		}
-		for m := range dirty {
+	events := make([]byte, 64<<10) // of any of them
+	for len(following) > 0 {
+		for _, m := range following { // at first too: changes between fill and the watch sent no event
 			if err := m.sync(); err != nil {
 				return &fs.PathError{Op: "follow", Path: m.path, Err: err}
 			}
 		}
 		time.Sleep(followPause)
+		if _, err := changes.Read(events); err != nil {
+			return err
+		}
 	}
+	return nil
 }
