@@ -57,33 +57,3 @@ func (a *app) intercept(ctx context.Context, req api.InterceptRequest, on func(a
 	})
 	return err
 }
-
-// report runs a command that shows its progress: as text, or as lines of JSON, the last of which contains the result.
-// do may call quiet to stop the progress display.
-func (a *app) report(
-	ctx context.Context, output *format, do func(ctx context.Context, on func(api.Event), quiet func()) error,
-) error {
-	p := a.newProgress()
-	if output.value == "json" {
-		p = jsonLines{a.out}
-	}
-	defer p.stop()
-	shown := false
-	err := do(ctx, func(e api.Event) {
-		shown = shown || e.Error != nil
-		p.show(e)
-	}, p.stop)
-	p.stop()
-	if err != nil && output.value == "json" && !shown {
-		p.show(api.Event{Error: interruptedOr(ctx, err)})
-	}
-	return err
-}
-
-// interruptedOr converts err for people, or for a program that reads our output.
-func interruptedOr(ctx context.Context, err error) *api.Error {
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return api.Errorf(api.ExitInterrupted, "interrupted")
-	}
-	return api.AsError(err)
-}

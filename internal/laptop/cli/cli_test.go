@@ -10,13 +10,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/testenv"
 )
 
@@ -39,56 +39,6 @@ func TestEveryCommandHasExamples(t *testing.T) {
 		}
 	}
 	check(newRoot(&app{}))
-}
-
-func TestPlainProgressPrintsEachStepOnce(t *testing.T) {
-	at := func(seconds float64) time.Time {
-		return time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
-	}
-	events := []api.Event{
-		{Time: at(0), Step: "Installing"},
-		{Time: at(1), Step: "Installing", Detail: "pulling"},
-		{Time: at(2), Step: "Installing", Detail: "pulling"}, // nothing new
-		{Time: at(4.2), Step: "Installing", Detail: "ready", Done: true},
-		{Time: at(4.3), Step: "Opening"},
-		{Time: at(4.4), Warning: "half of it is missing"},
-		{Time: at(4.5), Step: "Opening", Done: true},
-		{Time: at(5), Step: "Opening", Detail: "again", Done: true},
-		{Time: at(6), Connection: &api.Connection{}},
-		{Time: at(7), Step: "Finding"},
-		{Time: at(7), Step: "Part of it"},
-		{Time: at(9), Step: "Part of it", Done: true},
-		{Time: at(10), Step: "Finding", Done: true},
-	}
-	var out bytes.Buffer
-	p := &lines{w: &out}
-	for _, e := range events {
-		p.show(e)
-	}
-	want := "Installing\nInstalling: pulling\n✓ Installing: ready (4.2s)\nOpening\n! half of it is missing\n✓ Opening\n✓ Opening: again\n" +
-		"Finding\nPart of it\n✓ Part of it (2.0s)\n✓ Finding (3.0s)\n"
-	if diff := cmp.Diff(want, out.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-func TestSpinnerCutsTheCurrentStepAndPrintsTheWholeResult(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var out testenv.Buffer
-		s := &spinner{lines: lines{w: &out}, screen: &out, width: func() int { return 20 }}
-		s.show(api.Event{Step: "Installing the traffic manager"})
-		time.Sleep(spinnerPeriod)
-		synctest.Wait()
-		if got, want := out.String(), "\r\x1b[K⠋ Installing the t…\r\x1b[K⠙ Installing the t…"; got != want {
-			t.Errorf("output = %q, want %q", got, want)
-		}
-		s.show(api.Event{Step: "Installing the traffic manager", Done: true})
-		s.stop()
-		s.stop()
-		if got := strings.TrimSuffix(out.String(), "\r\x1b[K"); !strings.HasSuffix(got, "\r\x1b[K✓ Installing the traffic manager\n") {
-			t.Errorf("output = %q, want the whole step last", got)
-		}
-	})
 }
 
 func TestStatusPrintsTables(t *testing.T) {
@@ -137,7 +87,7 @@ func TestStatusPrintsTables(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.format, func(t *testing.T) {
-			o := &statusOptions{output: newFormat("table", "wide", "json", "yaml")}
+			o := &statusOptions{output: term.NewFormat("table", "wide", "json", "yaml")}
 			if err := o.output.Set(tt.format); err != nil {
 				t.Fatal(err)
 			}
@@ -187,14 +137,14 @@ func TestTailStartsAtTheLastLines(t *testing.T) {
 func TestFollowContinuesAfterRotation(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubevpn", "daemon.log")
-	a := &app{out: &testenv.Buffer{}, errout: &testenv.Buffer{}, lookup: func(name string) (string, bool) {
+	a := &app{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, lookup: func(name string) (string, bool) {
 		return map[string]string{"XDG_STATE_HOME": dir, "HOME": dir}[name], true
 	}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- (&logsOptions{app: a, follow: true, tail: -1}).run(ctx) }()
 	seen := func(text string) func() bool {
-		return func() bool { return a.out.(*testenv.Buffer).String() == text }
+		return func() bool { return a.Out.(*testenv.Buffer).String() == text }
 	}
 	must := func(err error) {
 		t.Helper()
@@ -220,13 +170,5 @@ func TestFollowContinuesAfterRotation(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("run = %v, want nil", err)
-	}
-}
-
-func TestErrorIsPrintedWithItsHint(t *testing.T) {
-	var out bytes.Buffer
-	printError(&out, api.Errorf(api.ExitUsage, "no such thing").WithHint("try\nanother"))
-	if want := "Error: no such thing\n  try\n  another\n"; out.String() != want {
-		t.Errorf("got %q, want %q", out.String(), want)
 	}
 }

@@ -315,3 +315,29 @@ const pollInterval = 20 * time.Millisecond
 func poll(ctx context.Context, timeout time.Duration, check wait.ConditionWithContextFunc) error {
 	return wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, check)
 }
+
+// followDaemon calls on with each line that the daemon answers to a GET request, until the daemon or ctx ends it.
+// Ctrl-C is a regular end. Without a daemon, it calls on once with the zero T and errNoDaemon.
+func followDaemon[T any](ctx context.Context, a *app, path string, on func(line T, err error) error) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	resp, err := c.do(ctx, http.MethodGet, path, nil)
+	switch {
+	case errors.Is(err, errNoDaemon):
+		fmt.Fprintln(a.Errout, "not connected")
+		var none T
+		return on(none, err)
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	}
+	defer resp.Body.Close()
+	err = readLines(ctx, c, resp.Body, func(line T) error { return on(line, nil) })
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}

@@ -13,6 +13,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type cloneOptions struct {
@@ -23,7 +24,7 @@ type cloneOptions struct {
 }
 
 func newClone(a *app) *cobra.Command {
-	o := &cloneOptions{proxyOptions: proxyOptions{app: a, output: newObjectFormat("text")}}
+	o := &cloneOptions{proxyOptions: proxyOptions{app: a, output: term.NewObjectFormat("text")}}
 	cmd := &cobra.Command{
 		Use:   "clone TYPE/NAME [-- COMMAND...]",
 		Short: "Run a copy of a workload in the cluster for your requests",
@@ -59,7 +60,7 @@ func newClone(a *app) *cobra.Command {
 				}
 				o.clone.Command = words
 			}
-			return a.report(cmd.Context(), o.output, o.run)
+			return a.Report(cmd.Context(), o.output, o.run)
 		},
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
@@ -101,7 +102,7 @@ func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	f.BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then delete the clone, and disconnect if this command connected")
 	completeWith(cmd, "target-namespace", o.flags.kube.completeNamespaces(o.app))
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 }
 
 // request builds the request of proxy, with a clone.
@@ -196,49 +197,14 @@ func printClone(w io.Writer, i *api.Intercept) {
 	}
 	fmt.Fprintf(w, "%s, namespace %s: %s (%s)\n", i.Workload, i.Namespace, result, i.ID)
 	for _, p := range c.Pods {
-		fmt.Fprintf(w, "  clone     %s: %s\n", strings.TrimSpace(p.Name+" "+p.IP), podState(p))
+		fmt.Fprintf(w, "  clone     %s: %s\n", strings.TrimSpace(p.Name+" "+p.IP), term.ClonePod(p))
 	}
 	if c.State == api.CloneDone {
 		fmt.Fprintf(w, "  clone     %s has completed\n", c.Name)
 	}
 	if c.Host != "" {
-		fmt.Fprintf(w, "  name      %s\n", hostName(c))
+		fmt.Fprintf(w, "  name      %s\n", term.CloneHost(c))
 	}
-	printEach(w, "sync", api.Texts(c.Sync, syncState)...)
-	printEach(w, "note", c.Notes...)
-}
-
-// podState returns "ready", or "not ready" with the reason.
-func podState(p api.ClonePod) string {
-	switch {
-	case p.Ready:
-		return "ready"
-	case p.Reason != "":
-		return "not ready: " + p.Reason
-	}
-	return "not ready"
-}
-
-// hostName returns the host name of the clone with its ports: "web-ann.shop: 80 → 8080, 8080".
-func hostName(c *api.Clone) string {
-	ports := strings.Join(api.Texts(c.Ports, func(p api.ClonePort) string {
-		text := portNumber(p.Protocol, p.Port)
-		if p.Target != p.Port {
-			text += fmt.Sprintf(" → %d", p.Target)
-		}
-		return text
-	}), ", ")
-	return strings.TrimSuffix(c.Host+": "+ports, ": ")
-}
-
-// syncState returns "/home/ann/web → /app: 37 in sync", or the error.
-func syncState(s api.Synced) string {
-	state := "copying"
-	switch {
-	case s.LastError != "":
-		state = s.LastError
-	case s.Synced:
-		state = fmt.Sprintf("%d in sync", s.Files)
-	}
-	return fmt.Sprintf("%s → %s: %s", s.Local, s.Remote, state)
+	term.PrintEach(w, "sync", api.Texts(c.Sync, term.Synced)...)
+	term.PrintEach(w, "note", c.Notes...)
 }

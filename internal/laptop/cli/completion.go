@@ -44,13 +44,13 @@ func newCompletion(a *app) *cobra.Command {
 			root := cmd.Root()
 			switch args[0] {
 			case "bash":
-				return root.GenBashCompletionV2(a.out, true)
+				return root.GenBashCompletionV2(a.Out, true)
 			case "zsh":
-				return root.GenZshCompletion(a.out)
+				return root.GenZshCompletion(a.Out)
 			case "fish":
-				return root.GenFishCompletion(a.out, true)
+				return root.GenFishCompletion(a.Out, true)
 			}
-			return root.GenPowerShellCompletionWithDesc(a.out)
+			return root.GenPowerShellCompletionWithDesc(a.Out)
 		},
 	}
 }

@@ -12,13 +12,14 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type configOptions struct {
 	app     *app
 	kube    kubeFlags
 	origins bool
-	output  *format
+	output  *term.Format
 }
 
 func newConfig(a *app) *cobra.Command {
@@ -31,7 +32,7 @@ func newConfig(a *app) *cobra.Command {
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	o := &configOptions{app: a, output: newObjectFormat("text")}
+	o := &configOptions{app: a, output: term.NewObjectFormat("text")}
 	view := &cobra.Command{
 		Use:   "view",
 		Short: "Print the settings in the format of the configuration file",
@@ -46,7 +47,7 @@ func newConfig(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.view(cmd.Context()) },
 	}
 	view.Flags().BoolVar(&o.origins, "show-origin", false, "print all settings, with the origin of each value")
-	o.output.addTo(view)
+	o.output.AddTo(view)
 	o.kube.addTo(view, a)
 	section(view, sectionConnection, func(*pflag.FlagSet) { config.AddFlags(view, config.KeyManagerNamespace) })
 	cmd.AddCommand(view)
@@ -58,42 +59,42 @@ func (o *configOptions) view(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := o.app.newProgress()
-	defer p.stop()
-	resolved, _, _, err := o.kube.resolve(ctx, o.app, p.show, nil)
-	p.stop()
+	p := o.app.Progress()
+	defer p.Stop()
+	resolved, _, _, err := o.kube.resolve(ctx, o.app, p.Show, nil)
+	p.Stop()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		fmt.Fprintf(o.app.errout, "! without the client defaults of the cluster: %s\n", api.OneLine(err.Error()))
+		fmt.Fprintf(o.app.Errout, "! without the client defaults of the cluster: %s\n", api.OneLine(err.Error()))
 	default:
 		cfg = resolved
 	}
 	switch all := cfg.Settings(); {
-	case !o.output.forPeople():
+	case !o.output.ForPeople():
 		names := api.Texts(all, func(s api.Setting) string { return "setting/" + s.Key })
 		list := api.SettingList{TypeMeta: api.Type(api.KindSettingList), Items: all}
-		return o.output.print(o.app.out, list, names...)
+		return o.output.Print(o.app.Out, list, names...)
 	case o.origins:
-		return printOrigins(o.app.out, all)
+		return printOrigins(o.app.Out, all)
 	default:
-		return printSettings(o.app.out, all)
+		return printSettings(o.app.Out, all)
 	}
 }
 
 // printOrigins prints a table of all settings.
 func printOrigins(out io.Writer, all []api.Setting) error {
-	t := newTable(out, false)
-	t.row([]string{"KEY", "VALUE", "ORIGIN"}, nil)
+	t := term.NewTable(out, false)
+	t.Row([]string{"KEY", "VALUE", "ORIGIN"}, nil)
 	for _, s := range all {
 		origin := string(s.Origin)
 		if s.Source != "" {
 			origin += " (" + s.Source + ")"
 		}
-		t.row([]string{s.Key, dash(printable(s.Value)), printable(origin)}, nil)
+		t.Row([]string{s.Key, term.Dash(term.Printable(s.Value)), term.Printable(origin)}, nil)
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 // printSettings prints the settings that have a value as YAML. The file also accepts a list as one text.

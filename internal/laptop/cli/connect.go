@@ -16,6 +16,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type connectOptions struct {
@@ -23,11 +24,11 @@ type connectOptions struct {
 	flags      connectFlags
 	foreground bool
 	socks      string // address of the proxy; empty: none
-	output     *format
+	output     *term.Format
 }
 
 func newConnect(a *app) *cobra.Command {
-	o := &connectOptions{app: a, output: newObjectFormat("text")}
+	o := &connectOptions{app: a, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "connect",
 		Short: "Reach pods, Services and DNS of a cluster from this machine",
@@ -54,14 +55,14 @@ func newConnect(a *app) *cobra.Command {
 			"For a script", "kubevpn connect -o json --yes",
 		),
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.report(cmd.Context(), o.output, o.connect) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.Report(cmd.Context(), o.output, o.connect) },
 	}
 	o.flags.addTo(cmd, a, config.KeyMetricsListen)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "connect in this process, without a daemon, until Ctrl-C")
 	cmd.Flags().StringVar(&o.socks, "socks", "",
 		"loopback address and port at which to serve a SOCKS5 and HTTP proxy until Ctrl-C; only programs that use it "+
 			"reach the cluster; needs no root and changes nothing on this machine")
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -94,13 +95,13 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 
 // print prints the connection that the command has made.
 func (o *connectOptions) print(c *api.Connection) error {
-	if o.output.forPeople() {
-		printConnected(o.app.out, c)
+	if o.output.ForPeople() {
+		printConnected(o.app.Out, c)
 		return nil
 	}
 	object := *c
 	object.TypeMeta = api.Type(api.KindConnection)
-	return o.output.printResult(o.app.out, object, "connection/"+c.ID)
+	return o.output.PrintResult(o.app.Out, object, "connection/"+c.ID)
 }
 
 func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectRequest, on func(api.Event)) error {
@@ -119,8 +120,8 @@ func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) 
 		on(e)
 		if c := e.Connection; c != nil && c.Status == api.StatusConnected {
 			*failed = errors.Join(*failed, o.print(c))
-			if o.output.forPeople() {
-				fmt.Fprintln(o.app.errout, "Ctrl-C disconnects.")
+			if o.output.ForPeople() {
+				fmt.Fprintln(o.app.Errout, "Ctrl-C disconnects.")
 			}
 		}
 	}, failed
@@ -154,15 +155,8 @@ func printConnected(w io.Writer, c *api.Connection) {
 	if c.SOCKS != nil {
 		printProxy(w, c.SOCKS)
 	}
-	printEach(w, "checked", api.Texts(c.Checks, checkText)...)
-	printEach(w, "warning", c.Warnings...)
-}
-
-// printEach prints a labelled line for each text.
-func printEach(w io.Writer, label string, texts ...string) {
-	for _, text := range texts {
-		fmt.Fprintf(w, "  %-9s %s\n", label, text)
-	}
+	term.PrintEach(w, "checked", api.Texts(c.Checks, term.CheckText)...)
+	term.PrintEach(w, "warning", c.Warnings...)
 }
 
 // connectFlags select the cluster and the settings of a connection.
@@ -177,9 +171,9 @@ type connectFlags struct {
 }
 
 // consenting completes the Consent of req, which request returned.
-func (f *connectFlags) consenting(a *app, req *api.ConnectRequest, output *format, quiet func()) consenting {
+func (f *connectFlags) consenting(a *app, req *api.ConnectRequest, output *term.Format, quiet func()) consenting {
 	return consenting{
-		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.cfg.Yes, batch: !output.forPeople(), quiet: quiet,
+		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.cfg.Yes, batch: !output.ForPeople(), quiet: quiet,
 		find: func(ctx context.Context) error {
 			_, err := install.Find(ctx, f.cluster, req.ManagerNamespace, req.Namespace, req.Consent)
 			return err

@@ -4,22 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"reflect"
 	"strings"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 // maxQuestions limits the questions of one request: about a manager, networks and a domain, and about changes of these
 // in the meantime.
 const maxQuestions = 5
-
-// maxShown limits the networks, and the domains, that one question shows. A cluster may state thousands.
-const maxShown = 20
 
 // consenting is a request that may need the consent of the user.
 type consenting struct {
@@ -130,54 +126,22 @@ func (c *consenting) allow(ctx context.Context, e *api.Error, on func(api.Event)
 		on(api.Event{Warning: e.Message + ": allowed without a question, because `yes` is set"})
 		return nil
 	}
-	terminal, done := c.app.terminal()
+	terminal, done := c.app.Terminal()
 	if terminal == nil || c.batch {
 		return e.WithHint("%s\nkubevpn cannot ask you here. "+
 			"To allow it, pass --yes, or set `yes: true` in %s or KUBEVPN_YES=true.", e.Hint, c.paths.ConfigFile)
 	}
 	defer done()
 	c.quiet()
-	fmt.Fprintf(terminal, "%s\n  cluster         %s, %s\n%sAllow this? [y/N] ",
-		printable(e.Message), printable(c.cluster.Name()), c.cluster.Server(), described(e.Needs))
-	line := make(chan string, 1)
-	go func() { line <- readLine(c.app.in) }() // nothing interrupts the read: it ends with the process
-	select {
-	case answer := <-line:
-		if answer = strings.ToLower(strings.TrimSpace(answer)); answer == "y" || answer == "yes" {
-			return nil
-		}
+	question := fmt.Sprintf("%s\n  cluster         %s, %s\n%sAllow this? [y/N] ",
+		term.Printable(e.Message), term.Printable(c.cluster.Name()), c.cluster.Server(), described(e.Needs))
+	switch yes, err := c.app.Confirm(ctx, terminal, question); {
+	case err != nil:
+		return err
+	case !yes:
 		return e.WithHint("You did not allow it. Nothing was changed.")
-	case <-ctx.Done():
-		fmt.Fprintln(terminal)
-		return ctx.Err()
 	}
-}
-
-// terminal returns the terminal for a question, or nil. The answer comes from the input, which must be a terminal too.
-func (a *app) terminal() (_ io.Writer, done func()) {
-	if terminalOf(a.in) == nil {
-		return nil, nil
-	}
-	if terminalOf(a.errout) != nil {
-		return a.errout, func() {}
-	}
-	f, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
-	if err != nil {
-		return nil, nil // the user would not see the question
-	}
-	return &cleaner{w: f}, func() { f.Close() }
-}
-
-// readLine reads one line and nothing after it: another program may read the rest.
-func readLine(r io.Reader) string {
-	var line strings.Builder
-	for b := make([]byte, 1); ; {
-		n, err := r.Read(b)
-		if n > 0 && b[0] == '\n' || err != nil {
-			return line.String()
-		}
-		line.Write(b[:n])
-	}
+	return nil
 }
 
 // described returns a line for each part of c, which may be nil.
@@ -188,7 +152,7 @@ func described(c *api.Consent) string {
 	}
 	add := func(title, value string) {
 		if value != "" {
-			fmt.Fprintf(&b, "  %-15s %s\n", title, printable(value))
+			fmt.Fprintf(&b, "  %-15s %s\n", title, term.Printable(value))
 		}
 	}
 	for _, m := range c.Managers {
@@ -198,13 +162,8 @@ func described(c *api.Consent) string {
 		add("ServiceAccount", m.ServiceAccount)
 		add("namespace UID", m.NamespaceUID)
 	}
-	add("networks", api.Some(c.Networks, maxShown))
+	add("networks", api.Some(c.Networks, term.MaxShown))
 	add("domain", c.Domain)
-	add("extra domains", api.Some(c.ExtraDomains, maxShown))
+	add("extra domains", api.Some(c.ExtraDomains, term.MaxShown))
 	return b.String()
-}
-
-// printable returns text of the cluster as one line, without escape sequences.
-func printable(s string) string {
-	return strings.NewReplacer("\n", " ", "\t", " ").Replace(api.Clean(s))
 }

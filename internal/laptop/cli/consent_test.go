@@ -13,6 +13,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/testenv"
 )
 
@@ -41,7 +42,7 @@ func TestCtrlCEndsTheQuestion(t *testing.T) {
 	defer person.Close()
 	defer terminal.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	c := consenting{app: &app{in: terminal, errout: terminal}, cluster: labCluster(t), consent: &api.Consent{}, quiet: func() {}}
+	c := consenting{app: &app{Streams: term.Streams{In: terminal, Errout: terminal}}, cluster: labCluster(t), consent: &api.Consent{}, quiet: func() {}}
 	ended := make(chan error, 1)
 	go func() {
 		e := api.NeedsManager(api.TrustedManager{Namespace: "kubevpn", Image: "k:1\x1b[2J"}, "not yours")
@@ -64,12 +65,12 @@ func TestOutputForProgramsHasNoQuestion(t *testing.T) {
 	}
 	defer terminal.Close()
 	for _, value := range []string{"json", "yaml", "name", "jsonpath={.id}"} {
-		output := newObjectFormat("text")
+		output := term.NewObjectFormat("text")
 		if err := output.Set(value); err != nil {
 			t.Fatal(err)
 		}
 		f := connectFlags{cluster: labCluster(t)}
-		c := f.consenting(&app{in: terminal, errout: terminal}, &api.ConnectRequest{}, output, func() {})
+		c := f.consenting(&app{Streams: term.Streams{In: terminal, Errout: terminal}}, &api.ConnectRequest{}, output, func() {})
 		e := c.allow(t.Context(), api.NeedsManager(api.TrustedManager{Namespace: "kubevpn"}, "not yours"), func(api.Event) {})
 		if got := api.AsError(e); got == nil || got.Code != api.ExitConsent || !strings.Contains(got.Hint, "--yes") {
 			t.Errorf("-o %s: got %v", value, e)
@@ -111,7 +112,7 @@ func TestUserIsAskedAboutTheManagerBeforeSudo(t *testing.T) {
 	home := t.TempDir()
 	run := func(yes bool) (consent api.Consent, found, requested int, err error) {
 		c := consenting{
-			app: &app{in: strings.NewReader(""), errout: &testenv.Buffer{}, lookup: func(name string) (string, bool) {
+			app: &app{Streams: term.Streams{In: strings.NewReader(""), Errout: &testenv.Buffer{}}, lookup: func(name string) (string, bool) {
 				return home, name == "HOME" || name == "XDG_RUNTIME_DIR"
 			}},
 			cluster: lab, consent: &consent, yes: yes, quiet: func() {},

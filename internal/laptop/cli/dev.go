@@ -16,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/dev"
 	"kubevpn/pkg/host/sandbox"
 )
@@ -33,7 +34,7 @@ type devOptions struct {
 }
 
 func newDev(a *app) *cobra.Command {
-	o := &devOptions{proxyOptions: proxyOptions{app: a, output: newFormat("text")}}
+	o := &devOptions{proxyOptions: proxyOptions{app: a, output: term.NewFormat("text")}}
 	cmd := &cobra.Command{
 		Use:   "dev TYPE/NAME [flags] -- COMMAND...",
 		Short: "Run a program on this machine as a container of a workload",
@@ -77,7 +78,7 @@ func newDev(a *app) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]
-			return a.report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
+			return a.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
 				return o.run(ctx, args[1:], on, quiet)
 			})
 		},

@@ -4,9 +4,9 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/docker"
 )
 
@@ -62,7 +62,7 @@ func (o *dockerOptions) args(cmd *cobra.Command, args []string) (err error) {
 
 // config returns the configuration from the flags.
 func (o *dockerOptions) config(a *app) (docker.Config, error) {
-	terminal := term.IsTerminal(int(os.Stdin.Fd()))
+	terminal := term.File(os.Stdin) != nil
 	if (o.interactive || o.arguments.Interactive) && (o.tty || o.arguments.TTY) && !terminal {
 		return docker.Config{}, api.Errorf(api.ExitUsage,
 			"-i with -t requires a terminal, but standard input is not a terminal").

@@ -16,6 +16,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/diff"
 	"kubevpn/internal/inspect/exchanges"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/pkg/wakeup"
 )
 
@@ -31,7 +32,7 @@ type diffOptions struct {
 }
 
 func newDiff(a *app) *cobra.Command {
-	o := &diffOptions{proxyOptions: proxyOptions{app: a, output: newFormat("text", "json", "yaml")}, body: 64 << 10}
+	o := &diffOptions{proxyOptions: proxyOptions{app: a, output: term.NewFormat("text", "json", "yaml")}, body: 64 << 10}
 	cmd := &cobra.Command{
 		Use:   "diff TYPE/NAME [flags] [-- COMMAND...]",
 		Short: "Compare the answers of a program on this machine with those of a workload",
@@ -68,7 +69,7 @@ func newDiff(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]
 			// Standard output has the result alone, in each format.
-			return a.report(cmd.Context(), newFormat("text"),
+			return a.Report(cmd.Context(), term.NewFormat("text"),
 				func(ctx context.Context, on func(api.Event), quiet func()) error {
 					return o.run(ctx, args[1:], on, quiet)
 				})
@@ -97,7 +98,7 @@ func (o *diffOptions) addTo(cmd *cobra.Command) {
 	flags.IntVar(&o.requests, "requests", 0, "end after so many requests (default: no limit)")
 	flags.DurationVar(&o.duration, "for", 0, "end after this time, such as 5m (default: no limit)")
 	flags.StringVar(&o.har, "har", "", "file that gets both answers to each request that differs, as an HTTP Archive")
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 }
 
 // ignoreFlag is the value of --ignore.
@@ -177,7 +178,7 @@ func (d *diffRun) run(outer context.Context, ended <-chan error) (err error) {
 		return err
 	}
 	defer stop()
-	d.results = diff.NewResults(d.o.flags.cfg.Redact, func(g api.DiffGroup) { d.o.app.note("%s", groupText(g)) })
+	d.results = diff.NewResults(d.o.flags.cfg.Redact, func(g api.DiffGroup) { d.o.app.Note("%s", groupText(g)) })
 	if d.har, err = d.o.openHAR(); err != nil {
 		return err
 	}
@@ -227,10 +228,10 @@ func (d *diffRun) compare(ctx context.Context, cancel context.CancelCauseFunc) e
 func (d *diffRun) record(r *api.Record) error {
 	d.dropped = max(d.dropped, r.Dropped)
 	if r.Warning != "" {
-		d.o.app.note("! %s", api.OneLine(r.Warning))
+		d.o.app.Note("! %s", api.OneLine(r.Warning))
 	}
 	if r.Pods > 0 {
-		d.o.app.note("comparing the answers of %s in %s with those of this machine; Ctrl-C ends", d.intercept.Workload,
+		d.o.app.Note("comparing the answers of %s in %s with those of this machine; Ctrl-C ends", d.intercept.Workload,
 			api.Count(r.Pods, "pod"))
 	}
 	if r.Exchange != nil {
@@ -238,7 +239,7 @@ func (d *diffRun) record(r *api.Record) error {
 	}
 	if !d.warned && d.dropped+d.comparer.Dropped() > 0 {
 		d.warned = true
-		d.o.app.note("! requests are dropped, because there are too many at a time")
+		d.o.app.Note("! requests are dropped, because there are too many at a time")
 	}
 	return nil
 }
@@ -247,13 +248,13 @@ const progressInterval = 5 * time.Second
 
 // progress prints on a terminal how many requests were compared, whenever there are more.
 func (d *diffRun) progress(ctx context.Context) {
-	if terminalOf(d.o.app.errout) == nil {
+	if term.File(d.o.app.Errout) == nil {
 		return
 	}
 	for last := 0; wakeup.Pause(ctx, progressInterval); {
 		requests, differ := d.results.Counts()
 		if requests != last {
-			d.o.app.note("%s, %d differ", api.Count(requests, "request"), differ)
+			d.o.app.Note("%s, %d differ", api.Count(requests, "request"), differ)
 		}
 		last = requests
 	}
@@ -266,10 +267,10 @@ func (d *diffRun) report(failure error) error {
 	result.Namespace, result.Workload = d.intercept.Namespace, d.intercept.Workload
 	result.Dropped = d.dropped + d.comparer.Dropped()
 	var err error
-	if d.o.output.forPeople() {
-		_, err = io.WriteString(d.o.app.out, diffText(&result))
+	if d.o.output.ForPeople() {
+		_, err = io.WriteString(d.o.app.Out, diffText(&result))
 	} else {
-		err = d.o.output.print(d.o.app.out, result)
+		err = d.o.output.Print(d.o.app.Out, result)
 	}
 	switch {
 	case failure != nil || err != nil:
@@ -288,14 +289,14 @@ func (d *diffRun) report(failure error) error {
 func groupText(g api.DiffGroup) string {
 	text := g.Route + ": " + g.Where
 	if len(g.Examples) == 0 {
-		return printable(text)
+		return term.Printable(text)
 	}
 	e := g.Examples[0]
 	text += " " + e.From + " -> " + e.To
 	if !strings.HasSuffix(g.Route, " "+e.Path) {
 		text += "  (" + e.Path + ")"
 	}
-	return printable(text)
+	return term.Printable(text)
 }
 
 // diffText returns the result for people.
@@ -311,7 +312,7 @@ func diffText(r *api.Diff) string {
 		fmt.Fprintf(&b, "  %*d  %s\n", width, g.Requests, groupText(g))
 	}
 	for _, i := range r.Ignored {
-		fmt.Fprintf(&b, "ignored: %s: %s (%s)\n", printable(i.Route+": "+i.Where), i.Reason, api.Count(i.Times, "time"))
+		fmt.Fprintf(&b, "ignored: %s: %s (%s)\n", term.Printable(i.Route+": "+i.Where), i.Reason, api.Count(i.Times, "time"))
 	}
 	for _, s := range r.NotCompared {
 		hint := ""

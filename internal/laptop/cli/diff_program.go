@@ -61,7 +61,7 @@ func (d *diffRun) start(ctx context.Context, p *diff.Program, cancel context.Can
 		end()
 		<-ended
 	})
-	d.o.app.note("waiting until %s listens on %s", d.command[0], d.ports())
+	d.o.app.Note("waiting until %s listens on %s", d.command[0], d.ports())
 	listens := func(ctx context.Context) (bool, error) { return p.Listens(ctx) != "", nil }
 	if err := poll(ctx, programStart, listens); err != nil {
 		stop()

@@ -60,11 +60,11 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 			return err
 		}
 	}
-	p := o.app.newProgress()
-	defer p.stop()
+	p := o.app.Progress()
+	defer p.Stop()
 	ended := 0
 	on := func(e api.Event) {
-		p.show(e)
+		p.Show(e)
 		if e.Done {
 			ended++
 		}
@@ -82,7 +82,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 		err = nil
 	}
 	if err == nil && ended == 0 {
-		fmt.Fprintln(o.app.errout, "not connected")
+		fmt.Fprintln(o.app.Errout, "not connected")
 	}
 	return err
 }

@@ -12,16 +12,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type dnsOptions struct {
 	app         *app
-	output      *format
+	output      *term.Format
 	follow, all bool
 }
 
 func newDNS(a *app) *cobra.Command {
-	o := &dnsOptions{app: a, output: newFormat("table", "wide", "json", "yaml", formatJSONPath)}
+	o := &dnsOptions{app: a, output: term.NewFormat("table", "wide", "json", "yaml", term.JSONPath)}
 	cmd := &cobra.Command{
 		Use:   "dns",
 		Short: "Show the DNS queries that went to the clusters, and who answered",
@@ -41,7 +42,7 @@ func newDNS(a *app) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "show new queries until Ctrl-C")
 	cmd.Flags().BoolVar(&o.all, "all", false, "with -f: also show new queries for other names")
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -54,9 +55,9 @@ func (o *dnsOptions) run(ctx context.Context) error {
 		api.ParamFollow: {strconv.FormatBool(o.follow)}, api.ParamAll: {strconv.FormatBool(o.all)},
 	}
 	list := api.DNSQueryList{TypeMeta: api.Type(api.KindDNSQueryList), Items: []api.DNSQuery{}}
-	people := o.output.forPeople()
+	people := o.output.ForPeople()
 	if people && o.follow {
-		o.printHead(o.app.out)
+		o.printHead(o.app.Out)
 	}
 	err := followDaemon(ctx, o.app, api.PathDNS+"?"+parameters.Encode(), func(q api.DNSQuery, err error) error {
 		switch {
@@ -64,10 +65,10 @@ func (o *dnsOptions) run(ctx context.Context) error {
 		case !o.follow:
 			list.Items = append(list.Items, q)
 		case people:
-			o.printRow(o.app.out, q)
+			o.printRow(o.app.Out, q)
 		default:
 			q.TypeMeta = api.Type(api.KindDNSQuery)
-			return o.output.printLine(o.app.out, true, q)
+			return o.output.PrintLine(o.app.Out, true, q)
 		}
 		return nil
 	})
@@ -75,11 +76,11 @@ func (o *dnsOptions) run(ctx context.Context) error {
 	case err != nil || o.follow:
 		return err
 	case !people:
-		return o.output.print(o.app.out, list)
+		return o.output.Print(o.app.Out, list)
 	}
-	o.printHead(o.app.out)
+	o.printHead(o.app.Out)
 	for _, q := range list.Items {
-		o.printRow(o.app.out, q)
+		o.printRow(o.app.Out, q)
 	}
 	return nil
 }
@@ -91,7 +92,7 @@ const (
 )
 
 func (o *dnsOptions) printHead(w io.Writer) {
-	if o.output.value == "wide" {
+	if o.output.Wide() {
 		fmt.Fprintf(w, dnsWideRow, "TIME", "NAME", "TYPE", "FROM", "SERVER", "CONNECTION", "DOMAIN", "NETWORK", "CODE",
 			"TOOK", "ANSWER")
 		return
@@ -107,9 +108,9 @@ func (o *dnsOptions) printRow(w io.Writer, q api.DNSQuery) {
 	if q.Server.IsValid() {
 		server = q.Server.String()
 	}
-	c := oneLines([]string{q.Time.Local().Format("15:04:05.000"), cmp.Or(q.Name, "."), q.Type, q.From, server,
+	c := term.OneLines([]string{q.Time.Local().Format("15:04:05.000"), cmp.Or(q.Name, "."), q.Type, q.From, server,
 		q.Connection, q.Domain, q.Network, q.Rcode, fmt.Sprintf("%.1f ms", q.Seconds*1e3), answer(q)})
-	if o.output.value == "wide" {
+	if o.output.Wide() {
 		fmt.Fprintf(w, dnsWideRow, c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10])
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 func TestDNSPrintsRowsThatFitTheHead(t *testing.T) {
@@ -21,7 +22,7 @@ func TestDNSPrintsRowsThatFitTheHead(t *testing.T) {
 			"A 10.96.0.80, and 1 more",
 	} {
 		var out bytes.Buffer
-		o := &dnsOptions{output: newFormat(format)}
+		o := &dnsOptions{output: term.NewFormat(format)}
 		o.printHead(&out)
 		o.printRow(&out, q)
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")

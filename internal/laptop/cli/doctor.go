@@ -15,6 +15,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/doctor"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/connection"
 	"kubevpn/internal/laptop/hostservice"
 )
@@ -22,11 +23,11 @@ import (
 type doctorOptions struct {
 	app    *app
 	kube   kubeFlags
-	output *format
+	output *term.Format
 }
 
 func newDoctor(a *app) *cobra.Command {
-	o := &doctorOptions{app: a, output: newObjectFormat("text")}
+	o := &doctorOptions{app: a, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find out why a connection does not work",
@@ -48,7 +49,7 @@ func newDoctor(a *app) *cobra.Command {
 	section(cmd, sectionConnection, func(*pflag.FlagSet) {
 		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs)
 	})
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -57,16 +58,16 @@ func (o *doctorOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := newDoctorPrinter(o.app.out)
-	if o.output.forPeople() {
+	p := newDoctorPrinter(o.app.Out)
+	if o.output.ForPeople() {
 		cfg.Found = p.finding
 	}
 	d := doctor.Run(ctx, cfg)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if !o.output.forPeople() {
-		if err := o.output.print(o.app.out, d, findingNames(d)...); err != nil {
+	if !o.output.ForPeople() {
+		if err := o.output.Print(o.app.Out, d, findingNames(d)...); err != nil {
 			return err
 		}
 	} else {
@@ -150,18 +151,18 @@ func (p *doctorPrinter) finding(f api.Finding) {
 func (p *doctorPrinter) end(d api.Diagnosis) {
 	if len(d.Rights) > 0 {
 		fmt.Fprintln(p.w, "\nYour rights")
-		t := newTable(p.w, false)
+		t := term.NewTable(p.w, false)
 		for _, r := range d.Rights {
 			switch n := len(r.Missing); {
 			case r.Allowed:
-				t.row([]string{"  yes", r.Gives}, nil)
+				t.Row([]string{"  yes", r.Gives}, nil)
 			case n > 1:
-				t.row([]string{"  no", r.Gives, fmt.Sprintf("you may not %s, and %d more", r.Missing[0], n-1)}, nil)
+				t.Row([]string{"  no", r.Gives, fmt.Sprintf("you may not %s, and %d more", r.Missing[0], n-1)}, nil)
 			default:
-				t.row([]string{"  no", r.Gives, "you may not " + r.Missing[0]}, nil)
+				t.Row([]string{"  no", r.Gives, "you may not " + r.Missing[0]}, nil)
 			}
 		}
-		_ = t.flush()
+		_ = t.Flush()
 	}
 	fmt.Fprintf(p.w, "\n%d failed, %d warnings, %d ok, %d skipped\n", p.states[api.FindingFailed],
 		p.states[api.FindingWarning], p.states[api.FindingOK], p.states[api.FindingSkipped])

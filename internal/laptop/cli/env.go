@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"regexp"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/podenv"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/dev"
 )
 
@@ -23,11 +23,11 @@ type envOptions struct {
 	kube      kubeFlags
 	container string
 	file      string
-	output    *format
+	output    *term.Format
 }
 
 func newEnv(a *app) *cobra.Command {
-	o := &envOptions{app: a, output: newFormat("dotenv", "shell", "json", "docker")}
+	o := &envOptions{app: a, output: term.NewFormat("dotenv", "shell", "json", "docker")}
 	cmd := &cobra.Command{
 		Use:   "env TYPE/NAME",
 		Short: "Print the environment variables of a workload's container",
@@ -54,27 +54,27 @@ func newEnv(a *app) *cobra.Command {
 		"container "+defaultContainer)
 	cmd.Flags().StringVar(&o.file, "file", "", "file to write with mode 0600, instead of standard output")
 	completeWith(cmd, "container", o.kube.completeContainers(a))
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
 func (o *envOptions) run(ctx context.Context) error {
-	p := o.app.newProgress()
-	defer p.stop()
-	c, prepared, err := o.kube.login(ctx, o.app, p.show, "")
+	p := o.app.Progress()
+	defer p.Stop()
+	c, prepared, err := o.kube.login(ctx, o.app, p.Show, "")
 	if err != nil {
 		return err
 	}
-	warn := func(text string) { p.show(api.Event{Warning: text}) }
-	local := o.output.value == "dotenv" || o.output.value == "shell"
+	warn := func(text string) { p.Show(api.Event{Warning: text}) }
+	local := o.output.String() == "dotenv" || o.output.String() == "shell"
 	variables, err := dev.Environment(ctx, dev.Target{
 		Cluster: c, Namespace: prepared.Namespace, Workload: o.workload, Container: o.container,
 	}, local, warn)
 	if err != nil {
 		return explain(ctx, c, err)
 	}
-	text, err := formatEnvironment(o.output.value, variables, warn)
-	p.stop()
+	text, err := formatEnvironment(o.output.String(), variables, warn)
+	p.Stop()
 	switch {
 	case err != nil:
 		return err
@@ -84,16 +84,8 @@ func (o *envOptions) run(ctx context.Context) error {
 		}
 		return nil
 	}
-	_, err = o.app.exact().Write(text)
+	_, err = o.app.Exact().Write(text)
 	return err
-}
-
-// exact returns standard output. Only a terminal gets text without control characters.
-func (a *app) exact() io.Writer {
-	if c, ok := a.out.(*cleaner); ok && terminalOf(a.out) == nil {
-		return c.w
-	}
-	return a.out
 }
 
 // The names that each format can contain.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 // A load balancer is often open to the Internet, so it takes networks or a consent.
@@ -14,7 +15,7 @@ func TestInstallExposeLoadBalancerNeedsRangesOrConsent(t *testing.T) {
 		"--expose loadbalancer": true, "--expose nodeport": false, "--expose loadbalancer --yes": false,
 		"--expose loadbalancer --expose-source-ranges 203.0.113.0/24": false,
 	} {
-		a := &app{lookup: func(string) (string, bool) { return "", false }, out: io.Discard, errout: io.Discard}
+		a := &app{Streams: term.Streams{Out: io.Discard, Errout: io.Discard}, lookup: func(string) (string, bool) { return "", false }}
 		cmd := newInstall(a)
 		cmd.SetArgs(append(strings.Fields(line), "--dry-run", "--image", "registry.example/kubevpn:1"))
 		err := cmd.ExecuteContext(t.Context())

@@ -13,17 +13,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type flowsOptions struct {
 	app    *app
-	output *format
+	output *term.Format
 	follow bool
 	limit  int
 }
 
 func newFlows(a *app) *cobra.Command {
-	o := &flowsOptions{app: a, output: newFormat("table", "wide", "json", "yaml", formatJSONPath)}
+	o := &flowsOptions{app: a, output: term.NewFormat("table", "wide", "json", "yaml", term.JSONPath)}
 	cmd := &cobra.Command{
 		Use:   "flows",
 		Short: "Show what passes the tunnels now",
@@ -44,7 +45,7 @@ func newFlows(a *app) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "show the flows each second until Ctrl-C")
 	cmd.Flags().IntVar(&o.limit, "limit", 50, "show at most this many flows; 0 shows all")
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -53,28 +54,28 @@ func (o *flowsOptions) run(ctx context.Context) error {
 		return api.Errorf(api.ExitUsage, "--limit must not be negative").WithHint("use 0 to show all flows")
 	}
 	parameters := url.Values{api.ParamLimit: {strconv.Itoa(o.limit)}, api.ParamFollow: {strconv.FormatBool(o.follow)}}
-	screen := o.app.newScreen(o.follow && o.output.forPeople())
+	screen := o.app.Screen(o.follow && o.output.ForPeople())
 	return followDaemon(ctx, o.app, api.PathFlows+"?"+parameters.Encode(), func(list api.FlowList, err error) error {
-		if err != nil && o.output.forPeople() {
+		if err != nil && o.output.ForPeople() {
 			return nil
 		}
 		list.TypeMeta = api.Type(api.KindFlowList)
 		list.Items = append([]api.Flow{}, list.Items...) // never null
-		return screen.draw(func(w io.Writer) error { return o.print(w, list) })
+		return screen.Draw(func(w io.Writer) error { return o.print(w, list) })
 	})
 }
 
 func (o *flowsOptions) print(w io.Writer, list api.FlowList) error {
-	if !o.output.forPeople() {
-		return o.output.printLine(w, o.follow, list)
+	if !o.output.ForPeople() {
+		return o.output.PrintLine(w, o.follow, list)
 	}
-	t := newTable(w, o.output.value == "wide")
-	t.row([]string{"PROGRAM", "PROTOCOL", "SOURCE PORT", "DESTINATION", "NAME", "SENT", "RECEIVED", "RATE",
+	t := term.NewTable(w, o.output.Wide())
+	t.Row([]string{"PROGRAM", "PROTOCOL", "SOURCE PORT", "DESTINATION", "NAME", "SENT", "RECEIVED", "RATE",
 		"ROUND TRIP", "STALL"}, []string{"CONNECTION", "TRANSPORT", "LINK", "AGE", "RETRANSMITS"})
 	for _, f := range list.Items {
-		t.row(oneLines(flowCells(f)), oneLines(wideFlowCells(f, list.Time)))
+		t.Row(term.OneLines(flowCells(f)), term.OneLines(wideFlowCells(f, list.Time)))
 	}
-	if err := t.flush(); err != nil {
+	if err := t.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(w, totalOf(list))
@@ -105,7 +106,7 @@ func wideFlowCells(f api.Flow, now time.Time) []string {
 	if f.RoundTripTo == api.RoundTripDestination {
 		retransmits = fmt.Sprint(f.Retransmits)
 	}
-	return []string{f.Connection, f.Transport, link, age(f.Since, now), retransmits}
+	return []string{f.Connection, f.Transport, link, term.Age(f.Since, now), retransmits}
 }
 
 // port returns a port, or nothing for a protocol without ports.

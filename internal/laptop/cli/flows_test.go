@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 func TestFlowsPrintsATableWithASum(t *testing.T) {
@@ -27,7 +28,7 @@ func TestFlowsPrintsATableWithASum(t *testing.T) {
 		{Protocol: "icmp", Source: netip.MustParseAddrPort("198.19.0.2:0"), Destination: netip.MustParseAddrPort("10.244.1.8:0")},
 	}, Total: api.FlowTotal{Flows: 70, Stalled: 1, SentRate: 5, ReceivedRate: 11e6}, Warnings: []string{"this system is odd"}}
 	var out bytes.Buffer
-	o := &flowsOptions{output: newFormat("wide")}
+	o := &flowsOptions{output: term.NewFormat("wide")}
 	if err := o.print(&out, list); err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,7 @@ func TestFlowsPrintsATableWithASum(t *testing.T) {
 
 func TestFollowedObjectsAreLinesOfJSON(t *testing.T) {
 	var out bytes.Buffer
-	o := &flowsOptions{output: newFormat("json"), follow: true}
+	o := &flowsOptions{output: term.NewFormat("json"), follow: true}
 	for range 2 {
 		if err := o.print(&out, api.FlowList{Items: []api.Flow{{}}}); err != nil {
 			t.Fatal(err)
@@ -54,15 +55,5 @@ func TestFollowedObjectsAreLinesOfJSON(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "\n"); n != 2 {
 		t.Errorf("%d lines:\n%s", n, out.String())
-	}
-}
-
-func TestFrameFitsTheTerminalAndHasNoOtherEscapes(t *testing.T) {
-	got := frame("head\nfirst row\nsecond row\nevil\x1b[2Jrow\nsum\n", 6, 4)
-	if want := "\x1b[Hhead\x1b[K\r\nfirst \x1b[K\r\nsum\x1b[K\r\n\x1b[J"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got := frame("evil\x1b[2Jrow\n", 80, 24); strings.Contains(got, "\x1b[2J") {
-		t.Errorf("%q", got)
 	}
 }

@@ -62,10 +62,10 @@ func (o *installOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := o.app.newProgress()
-	defer p.stop()
+	p := o.app.Progress()
+	defer p.Stop()
 	opts := install.Options{
-		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: p.show,
+		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: p.Show,
 		Expose: o.expose, ExposeRanges: o.ranges, Objects: cfg.Objects,
 	}
 	if o.expose == install.ExposeLoadBalancer && len(o.ranges) == 0 && !cfg.Yes {
@@ -77,39 +77,39 @@ func (o *installOptions) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		_, err = o.app.out.Write(text)
+		_, err = o.app.Out.Write(text)
 		return err
 	}
-	c, prepared, err := o.kube.login(ctx, o.app, p.show, cfg.ManagerNamespace)
+	c, prepared, err := o.kube.login(ctx, o.app, p.Show, cfg.ManagerNamespace)
 	if err != nil {
 		return err
 	}
 	opts.FallbackNamespace, opts.Consent = prepared.Namespace, &api.Consent{}
 	var result install.Result
-	asks := consenting{app: o.app, cluster: c, consent: opts.Consent, yes: cfg.Yes, quiet: p.stop}
-	err = asks.run(ctx, p.show, func(on func(api.Event)) (err error) {
+	asks := consenting{app: o.app, cluster: c, consent: opts.Consent, yes: cfg.Yes, quiet: p.Stop}
+	err = asks.run(ctx, p.Show, func(on func(api.Event)) (err error) {
 		opts.Progress = on
 		result, err = install.Ensure(ctx, c, opts)
 		return err
 	})
-	p.stop()
+	p.Stop()
 	if err != nil {
 		return explain(ctx, c, err)
 	}
 	for _, warning := range result.Warnings {
-		fmt.Fprintf(o.app.errout, "! %s\n", warning)
+		fmt.Fprintf(o.app.Errout, "! %s\n", warning)
 	}
 	verb := "is already"
 	if result.Installed {
 		verb = "has been"
 	}
-	fmt.Fprintf(o.app.out, "The traffic manager %s installed in %s: pod %s/%s, image %s\n",
+	fmt.Fprintf(o.app.Out, "The traffic manager %s installed in %s: pod %s/%s, image %s\n",
 		verb, c.Name(), result.Namespace, result.Pod, result.Image)
 	if result.Exposed != "" {
-		fmt.Fprintln(o.app.out, result.Exposed)
+		fmt.Fprintln(o.app.Out, result.Exposed)
 	}
 	if result.Release != "" {
-		fmt.Fprintf(o.app.out, "It belongs to the Helm release %s: change it with `helm upgrade`.\n",
+		fmt.Fprintf(o.app.Out, "It belongs to the Helm release %s: change it with `helm upgrade`.\n",
 			api.ShellQuote(result.Release))
 	}
 	return nil

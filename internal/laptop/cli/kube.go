@@ -97,7 +97,7 @@ func (k *kubeFlags) prepare(a *app) (client.Prepared, error) {
 		return client.Prepared{}, err
 	}
 	in := k.in
-	in.Environ, in.Stdin, in.Jump.Hosts = a.environ, a.in, cfg.SSHJump
+	in.Environ, in.Stdin, in.Jump.Hosts = a.environ, a.In, cfg.SSHJump
 	if len(in.Jump.Hosts) > 0 {
 		paths, err := a.paths()
 		if err == nil {
@@ -110,7 +110,7 @@ func (k *kubeFlags) prepare(a *app) (client.Prepared, error) {
 	}
 	prepared, err := client.Prepare(in)
 	if prepared.Warning != "" {
-		a.note("warning: %s", prepared.Warning)
+		a.Note("warning: %s", prepared.Warning)
 	}
 	return prepared, err
 }

@@ -144,7 +144,7 @@ func (a *app) quitDaemon(ctx context.Context, c *daemonClient, on func(api.Event
 
 // newHelper starts a root helper and sends its socket to the daemon.
 func (a *app) newHelper(ctx context.Context, c *daemonClient) error {
-	socket, err := a.StartHelper(ctx, func(line string) { a.note("%s", line) })
+	socket, err := a.StartHelper(ctx, func(line string) { a.Note("%s", line) })
 	if err != nil {
 		return err
 	}

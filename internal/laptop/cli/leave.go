@@ -10,17 +10,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type leaveOptions struct {
 	app    *app
 	req    api.LeaveRequest
 	kube   kubeFlags
-	output *format
+	output *term.Format
 }
 
 func newLeave(a *app) *cobra.Command {
-	o := &leaveOptions{app: a, output: newFormat("text", "json")}
+	o := &leaveOptions{app: a, output: term.NewFormat("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "leave TYPE/NAME...",
 		Short: "End intercepts and clones: requests go to the workload again",
@@ -50,7 +51,7 @@ func newLeave(a *app) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.req.Workloads = args
-			return a.report(cmd.Context(), o.output, o.run)
+			return a.Report(cmd.Context(), o.output, o.run)
 		},
 		ValidArgsFunction: a.completeIntercepts,
 	}
@@ -58,7 +59,7 @@ func newLeave(a *app) *cobra.Command {
 	o.kube.addClusterTo(cmd)
 	cmd.Flags().StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default: any)")
 	completeWith(cmd, "namespace", a.completeInterceptNamespaces)
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -91,8 +92,8 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 		return err
 	}
 	quiet()
-	if ended == 0 && o.output.forPeople() {
-		fmt.Fprintln(o.app.errout, "nothing is intercepted")
+	if ended == 0 && o.output.ForPeople() {
+		fmt.Fprintln(o.app.Errout, "nothing is intercepted")
 	}
 	return nil
 }

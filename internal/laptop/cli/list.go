@@ -15,6 +15,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/workloads"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/clone"
 )
 
@@ -23,11 +24,11 @@ type listOptions struct {
 	kube     kubeFlags
 	all      bool
 	selector string
-	output   *format
+	output   *term.Format
 }
 
 func newList(a *app) *cobra.Command {
-	o := &listOptions{app: a, output: newObjectFormat("table", "wide")}
+	o := &listOptions{app: a, output: term.NewObjectFormat("table", "wide")}
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List workloads, and who intercepts or clones them",
@@ -49,7 +50,7 @@ func newList(a *app) *cobra.Command {
 	cmd.Flags().StringVarP(&o.selector, "selector", "l", "",
 		"list only workloads with these labels, for example team=shop,tier!=db")
 	o.kube.addTo(cmd, a)
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -58,8 +59,8 @@ func (o *listOptions) run(ctx context.Context) error {
 	if err != nil {
 		return api.Errorf(api.ExitUsage, "--selector: %w", err).WithHint("write it like -l team=shop,tier!=db")
 	}
-	p := o.app.newProgress()
-	defer p.stop()
+	p := o.app.Progress()
+	defer p.Stop()
 	c, prepared, err := o.kube.login(ctx, o.app, func(api.Event) {}, "") // a list shows no steps
 	if err != nil {
 		return err
@@ -77,9 +78,9 @@ func (o *listOptions) run(ctx context.Context) error {
 	}
 	o.addMatches(ctx, c.ID(), &list)
 	for _, warning := range list.Warnings {
-		p.show(api.Event{Warning: warning})
+		p.Show(api.Event{Warning: warning})
 	}
-	return o.print(o.app.out, list)
+	return o.print(o.app.Out, list)
 }
 
 // addClones adds the clones of the listed workloads, and without a selector those of others, such as CronJobs.
@@ -124,9 +125,9 @@ func (o *listOptions) addMatches(ctx context.Context, clusterID string, list *ap
 		if !connections[i.Connection] {
 			continue
 		}
-		matches := map[string]string{i.Owner: matched(i.Match, i.Mirror)}
+		matches := map[string]string{i.Owner: term.Matched(i.Match, i.Mirror)}
 		for _, other := range i.Others {
-			matches[other.Owner] = matched(other.Match, other.Mirror)
+			matches[other.Owner] = term.Matched(other.Match, other.Mirror)
 		}
 		for _, w := range list.Items {
 			if w.Namespace != i.Namespace || w.Workload != i.Workload {
@@ -140,15 +141,15 @@ func (o *listOptions) addMatches(ctx context.Context, clusterID string, list *ap
 }
 
 func (o *listOptions) print(w io.Writer, list api.WorkloadList) error {
-	if !o.output.forPeople() {
+	if !o.output.ForPeople() {
 		names := api.Texts(list.Items, func(item api.Workload) string { return item.Workload })
-		return o.output.print(w, list, names...)
+		return o.output.Print(w, list, names...)
 	}
 	if len(list.Items) == 0 {
-		fmt.Fprintln(o.app.errout, "no workloads found")
+		fmt.Fprintln(o.app.Errout, "no workloads found")
 		return nil
 	}
-	t := newTable(w, o.output.value == "wide")
+	t := term.NewTable(w, o.output.Wide())
 	columns := []string{"WORKLOAD", "MODES", "PORTS", "PODS", "INTERCEPTS", "CLONES"}
 	namespaced := func(namespace string, cells []string) []string {
 		if o.all {
@@ -156,26 +157,19 @@ func (o *listOptions) print(w io.Writer, list api.WorkloadList) error {
 		}
 		return cells
 	}
-	t.row(namespaced("NAMESPACE", columns), []string{"SERVICES", "REASON"})
+	t.Row(namespaced("NAMESPACE", columns), []string{"SERVICES", "REASON"})
 	for _, item := range list.Items {
 		cells := []string{item.Workload, strings.Join(item.Modes, ","), listedPorts(item.Ports), fmt.Sprint(item.Pods),
 			o.holders(item.Intercepts), o.holders(item.Clones)}
-		t.row(oneLines(namespaced(item.Namespace, cells)), oneLines([]string{listedServices(item.Ports), item.Reason}))
+		t.Row(term.OneLines(namespaced(item.Namespace, cells)),
+			term.OneLines([]string{listedServices(item.Ports), item.Reason}))
 	}
-	return t.flush()
-}
-
-// oneLines makes text of the cluster fit the cells of a table.
-func oneLines(cells []string) []string {
-	for n, cell := range cells {
-		cells[n] = dash(api.CleanLine(cell))
-	}
-	return cells
+	return t.Flush()
 }
 
 func listedPorts(ports []api.WorkloadPort) string {
 	return strings.Join(api.Texts(ports, func(p api.WorkloadPort) string {
-		return portNumber(p.Protocol, p.Port)
+		return term.Port(p.Protocol, p.Port)
 	}), ",")
 }
 
@@ -192,7 +186,7 @@ func (o *listOptions) holders(all []api.Holder) string {
 	var texts []string
 	for _, h := range all {
 		text := cmp.Or(h.Owner, "unknown")
-		if o.output.value == "wide" {
+		if o.output.Wide() {
 			var notes []string
 			switch {
 			case h.Name != "":

@@ -3,15 +3,14 @@ package cli
 import (
 	"cmp"
 	"context"
-	"os"
 	"sync"
 	"time"
 
-	"golang.org/x/term"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 // login is load for a command that changes the cluster or connects to it. It runs the credential plugin of the
@@ -98,22 +97,11 @@ func (a *app) loadCluster(prepared client.Prepared) (*client.Cluster, error) {
 
 // pluginTerminal returns the terminal on which a credential plugin can ask the user.
 func (a *app) pluginTerminal() client.Terminal {
-	t := client.Terminal{Stdin: terminalOf(a.in)}
-	if f := terminalOf(a.errout); f != nil {
+	t := client.Terminal{Stdin: term.File(a.In)}
+	if f := term.File(a.Errout); f != nil {
 		t.Stderr = f
 	} else if t.Stdin != nil {
-		t.Stderr = a.errout
+		t.Stderr = a.Errout
 	}
 	return t
-}
-
-// terminalOf returns the terminal behind w, or nil.
-func terminalOf(w any) *os.File {
-	if c, ok := w.(*cleaner); ok {
-		w = c.w
-	}
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		return f
-	}
-	return nil
 }

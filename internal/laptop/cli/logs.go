@@ -51,12 +51,12 @@ func (o *logsOptions) run(ctx context.Context) error {
 	defer t.close()
 	switch err := t.open(o.tail); {
 	case errors.Is(err, fs.ErrNotExist):
-		fmt.Fprintf(o.app.errout, "the log %s does not exist yet\n", t.path)
+		fmt.Fprintf(o.app.Errout, "the log %s does not exist yet\n", t.path)
 	case err != nil:
 		return api.Errorf(api.ExitUnexpected, "cannot read the log: %w", err)
 	}
 	for {
-		if err := t.copy(o.app.out); err != nil {
+		if err := t.copy(o.app.Out); err != nil {
 			return api.Errorf(api.ExitUnexpected, "cannot read the log: %w", err)
 		}
 		if !o.follow {

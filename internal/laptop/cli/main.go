@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -20,6 +19,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -51,17 +51,12 @@ type Programs struct {
 // app is the state that all commands share.
 type app struct {
 	Programs
-	in         io.Reader
-	out        io.Writer // for results; a *cleaner, like errout
-	errout     io.Writer // for progress, questions, warnings and errors
+	term.Streams
 	lookup     func(string) (string, bool)
 	environ    []string
 	executable string // absolute path of this program; "" if unknown
 	plugin     bool   // kubectl runs this program as its plugin
-
-	verbosity int  // -v
-	quiet     bool // -q
-	log       *slog.Logger
+	log        *slog.Logger
 }
 
 // Main runs the command that os.Args names and returns the exit code of the process. On the first interrupt the command
@@ -76,7 +71,9 @@ func Main(programs Programs) int {
 		executable = "" // commands that need it report an error
 	}
 	a := &app{
-		Programs: programs, in: os.Stdin, out: &cleaner{w: os.Stdout}, errout: &cleaner{w: os.Stderr},
+		Programs: programs,
+		Streams: term.Streams{In: os.Stdin, Out: &term.Cleaner{W: os.Stdout}, Errout: &term.Cleaner{W: os.Stderr},
+			Dumb: os.Getenv("TERM") == "dumb"},
 		lookup: os.LookupEnv, environ: os.Environ(), executable: executable,
 		plugin: strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-"), log: slog.New(slog.DiscardHandler),
 	}
@@ -87,9 +84,9 @@ func Main(programs Programs) int {
 func (a *app) main(ctx context.Context, args []string) int {
 	root := newRoot(a)
 	root.SetArgs(args)
-	root.SetIn(a.in)
-	root.SetOut(a.out)
-	root.SetErr(a.errout)
+	root.SetIn(a.In)
+	root.SetOut(a.Out)
+	root.SetErr(a.Errout)
 	err := unknownHelp(root, args)
 	if err == nil {
 		err = root.ExecuteContext(ctx)
@@ -100,27 +97,27 @@ func (a *app) main(ctx context.Context, args []string) int {
 	if code, ok := errors.AsType[exitCode](err); ok {
 		return int(code)
 	}
-	e := interruptedOr(ctx, err)
+	e := term.AsError(ctx, err)
 	if a.plugin {
 		named := *e
 		named.Message, named.Hint = inPlugin(e.Message), inPlugin(e.Hint)
 		e = &named
 	}
-	printError(a.errout, e)
+	term.PrintError(a.Errout, e)
 	return int(e.Code)
 }
 
 // setVerbosity logs to standard error what -v asks for: the requests of this process and its decisions.
 func (a *app) setVerbosity() {
-	if a.verbosity <= 0 {
+	if a.Verbosity <= 0 {
 		return
 	}
 	var flags flag.FlagSet
 	klog.InitFlags(&flags)
-	_ = flags.Set("v", strconv.Itoa(a.verbosity)) // an integer is valid
+	_ = flags.Set("v", strconv.Itoa(a.Verbosity)) // an integer is valid
 	// klog and slog number levels in opposite directions.
-	level := &slog.HandlerOptions{Level: slog.Level(-a.verbosity)}
-	a.log = slog.New(slog.NewTextHandler(a.errout, level))
+	level := &slog.HandlerOptions{Level: slog.Level(-a.Verbosity)}
+	a.log = slog.New(slog.NewTextHandler(a.Errout, level))
 	klog.SetSlogLogger(a.log)
 }
 
@@ -128,27 +125,6 @@ func (a *app) setVerbosity() {
 type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
-
-// printError writes the message of e and, indented, its hint.
-func printError(w io.Writer, e *api.Error) { fmt.Fprintln(w, strings.Join(errorLines(e), "\n")) }
-
-// errorLines returns the message of e and, indented, its hint. It returns nothing if e is nil.
-func errorLines(e *api.Error) []string {
-	if e == nil {
-		return nil
-	}
-	return strings.Split(indented(strings.TrimRight("Error: "+e.Message+"\n"+e.Hint, "\n")), "\n")
-}
-
-// indented indents all lines but the first, so that text of the cluster cannot imitate lines of kubevpn.
-func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n  ") }
-
-// note prints a line on standard error, unless --quiet. It is safe for concurrent use.
-func (a *app) note(format string, args ...any) {
-	if !a.quiet {
-		fmt.Fprintf(a.errout, format+"\n", args...)
-	}
-}
 
 // paths returns the paths of the user's files.
 func (a *app) paths() (config.Paths, error) { return config.Locate(a.getenv) }

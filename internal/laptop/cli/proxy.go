@@ -12,6 +12,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/intercept"
 )
 
@@ -21,11 +22,11 @@ type proxyOptions struct {
 	flags      connectFlags
 	spec       specFlags
 	foreground bool
-	output     *format
+	output     *term.Format
 }
 
 func newProxy(a *app) *cobra.Command {
-	o := &proxyOptions{app: a, output: newObjectFormat("text")}
+	o := &proxyOptions{app: a, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "proxy TYPE/NAME...",
 		Short: "Send the requests of a workload to this machine",
@@ -52,7 +53,7 @@ func newProxy(a *app) *cobra.Command {
 		Args: checkWorkloads,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args
-			return a.report(cmd.Context(), o.output, o.run)
+			return a.Report(cmd.Context(), o.output, o.run)
 		},
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
@@ -62,7 +63,7 @@ func newProxy(a *app) *cobra.Command {
 	o.flags.addTo(cmd, a, config.KeyMode, config.KeyRequireMatch)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then end the intercept, and disconnect if this command connected")
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -85,14 +86,14 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 			return
 		}
 		quiet()
-		if o.output.forPeople() {
-			printIntercept(o.app.out, e.Intercept)
+		if o.output.ForPeople() {
+			printIntercept(o.app.Out, e.Intercept)
 		}
 		if all = append(all, *e.Intercept); len(all) == len(req.Workloads) {
-			printing = printIntercepts(o.app.out, o.output, all)
+			printing = printIntercepts(o.app.Out, o.output, all)
 		}
-		if o.foreground && !begun && o.output.forPeople() {
-			fmt.Fprintln(o.app.errout, "Ctrl-C ends the intercept.")
+		if o.foreground && !begun && o.output.ForPeople() {
+			fmt.Fprintln(o.app.Errout, "Ctrl-C ends the intercept.")
 		}
 		begun = true
 	}
@@ -106,13 +107,13 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 }
 
 // printIntercepts prints the result of proxy in a format for programs: one object, or the list of several.
-func printIntercepts(w io.Writer, f *format, all []api.Intercept) error {
+func printIntercepts(w io.Writer, f *term.Format, all []api.Intercept) error {
 	names := api.Texts(all, func(i api.Intercept) string { return i.Workload })
 	if len(all) == 1 {
 		all[0].TypeMeta = api.Type(api.KindIntercept)
-		return f.printResult(w, all[0], names...)
+		return f.PrintResult(w, all[0], names...)
 	}
-	return f.printResult(w, api.InterceptList{TypeMeta: api.Type(api.KindInterceptList), Items: all}, names...)
+	return f.PrintResult(w, api.InterceptList{TypeMeta: api.Type(api.KindInterceptList), Items: all}, names...)
 }
 
 // request builds the request. It checks the flags here, because the daemon would reject them only after it has
@@ -167,7 +168,7 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 		}
 		fmt.Fprintf(w, "  port      %s → %s\n", portName(p), p.Place())
 	}
-	fmt.Fprintf(w, "  pods      %s\n", pods(i))
+	fmt.Fprintf(w, "  pods      %s\n", term.Pods(i))
 	for _, pod := range i.Pods {
 		if !pod.Intercepted {
 			fmt.Fprintf(w, "  not yet   %s: %s\n", pod.Name, cmp.Or(pod.Reason, "none"))
@@ -176,37 +177,18 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 	if i.Mode != "" {
 		fmt.Fprintf(w, "  agent     %s\n", strings.TrimSuffix(i.Mode+": "+i.ModeReason, ": "))
 	}
-	printEach(w, "checked", api.Texts(i.Checks, checkText)...)
+	term.PrintEach(w, "checked", api.Texts(i.Checks, term.CheckText)...)
 	for _, other := range i.Others {
-		printEach(w, "beside", other.Owner+": "+matched(other.Match, other.Mirror))
+		term.PrintEach(w, "beside", other.Owner+": "+term.Matched(other.Match, other.Mirror))
 	}
-	printEach(w, "warning", i.Warnings...)
+	term.PrintEach(w, "warning", i.Warnings...)
 }
 
 // portName returns "8080", "udp/53" or "8080 (http)".
 func portName(p api.PortMap) string {
-	s := portNumber(p.Protocol, p.Container)
+	s := term.Port(p.Protocol, p.Container)
 	if p.Name != "" {
 		s += " (" + p.Name + ")"
 	}
 	return s
-}
-
-// pods returns the number of intercepted pods and of all pods: "2/3".
-func pods(i *api.Intercept) string {
-	intercepted := 0
-	for _, p := range i.Pods {
-		if p.Intercepted {
-			intercepted++
-		}
-	}
-	return fmt.Sprintf("%d/%d", intercepted, len(i.Pods))
-}
-
-// matched describes the requests that an intercept receives: "x-user=me, copied".
-func matched(match string, mirror bool) string {
-	if mirror {
-		return match + ", copied"
-	}
-	return match
 }

@@ -25,11 +25,11 @@ func (a *app) quit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := a.newProgress()
-	defer p.stop()
-	err = a.quitDaemon(ctx, c, p.show)
+	p := a.Progress()
+	defer p.Stop()
+	err = a.quitDaemon(ctx, c, p.Show)
 	if errors.Is(err, errNoDaemon) {
-		fmt.Fprintln(a.errout, "no daemon is running")
+		fmt.Fprintln(a.Errout, "no daemon is running")
 		return nil
 	}
 	return err

@@ -16,6 +16,7 @@ import (
 	"kubevpn/internal/inspect/doctor"
 	"kubevpn/internal/inspect/report"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/pkg/redact"
 )
 
@@ -24,11 +25,11 @@ type reportOptions struct {
 	kube    kubeFlags
 	file    string
 	timeout time.Duration // for the first answer of the API server; 0: none
-	output  *format
+	output  *term.Format
 }
 
 func newReport(a *app) *cobra.Command {
-	o := &reportOptions{app: a, output: newObjectFormat("text")}
+	o := &reportOptions{app: a, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "report",
 		Short: "Write logs, states and versions to an archive for an issue",
@@ -49,7 +50,7 @@ func newReport(a *app) *cobra.Command {
 		"file to create, which must not exist (default: kubevpn-report-TIME.tar.gz in the current directory)")
 	o.kube.addTo(cmd, a)
 	config.AddFlags(cmd, config.KeyManagerNamespace)
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -82,20 +83,20 @@ func (o *reportOptions) run(ctx context.Context) error {
 	if path, err := filepath.Abs(name); err == nil {
 		name = path
 	}
-	if !o.output.forPeople() {
+	if !o.output.ForPeople() {
 		r := api.Report{TypeMeta: api.Type(api.KindReport), File: name, Parts: list}
-		return o.output.print(o.app.out, r, "report/"+name)
+		return o.output.Print(o.app.Out, r, "report/"+name)
 	}
-	report.Print(o.app.out, list)
-	fmt.Fprintf(o.app.out, "\n%s\n\n  tar -xOzf %s | less\n", report.Notice, api.ShellQuote(name))
+	report.Print(o.app.Out, list)
+	fmt.Fprintf(o.app.Out, "\n%s\n\n  tar -xOzf %s | less\n", report.Notice, api.ShellQuote(name))
 	return nil
 }
 
 // write collects the parts and writes them to the file. It returns their list.
 func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportPart, error) {
-	p := o.app.newProgress()
-	defer p.stop()
-	p.show(api.Event{Step: "Collecting"})
+	p := o.app.Progress()
+	defer p.Stop()
+	p.Show(api.Event{Step: "Collecting"})
 	status, statusErr := (&statusOptions{app: o.app}).read(ctx)
 	var secrets redact.Redactor
 	secrets.Add(report.Environment(o.app.environ)...)
@@ -129,7 +130,7 @@ func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportP
 func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr error) (parts []report.Part) {
 	add := func(name, about string, object any, err error) {
 		var text strings.Builder
-		err = errors.Join(err, (&format{value: "json"}).print(&text, object))
+		err = errors.Join(err, term.NewFormat("json").Print(&text, object))
 		parts = append(parts, report.Part{Name: name, About: about, Text: text.String(), Err: err})
 	}
 	v, err := o.app.version(ctx)

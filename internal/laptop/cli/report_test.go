@@ -29,6 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/process/version"
 	"kubevpn/internal/testenv"
 )
@@ -176,7 +177,7 @@ func telling(t *testing.T) (a *app, kubeconfig string) {
 		"HTTPS_PROXY": "http://ann:" + planted["HTTPS_PROXY"] + "@192.0.2.1:3128", "NO_PROXY": "127.0.0.1",
 		"MY_TOKEN": planted["short variable"], "GREETING": planted["long variable"],
 	}
-	a = &app{out: &testenv.Buffer{}, errout: &testenv.Buffer{},
+	a = &app{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}},
 		lookup: func(name string) (string, bool) { v, ok := variables[name]; return v, ok }}
 	for name, value := range variables {
 		a.environ = append(a.environ, name+"="+value)
@@ -273,7 +274,7 @@ func TestReportContainsNoSecret(t *testing.T) {
 	a, kubeconfig := telling(t)
 	file := filepath.Join(t.TempDir(), "report.tar.gz")
 	code := a.main(t.Context(), []string{"report", "--file", file, "--kubeconfig", kubeconfig, "--token", planted["flag --token"]})
-	printed := a.out.(*testenv.Buffer).String() + a.errout.(*testenv.Buffer).String()
+	printed := a.Out.(*testenv.Buffer).String() + a.Errout.(*testenv.Buffer).String()
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, printed)
 	}
@@ -313,7 +314,7 @@ const redactedMark = "[redacted]"
 
 func TestReportOfABrokenMachine(t *testing.T) {
 	dir := t.TempDir()
-	a := &app{out: &testenv.Buffer{}, errout: &testenv.Buffer{}, lookup: func(name string) (string, bool) {
+	a := &app{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, lookup: func(name string) (string, bool) {
 		return dir, strings.HasPrefix(name, "XDG_") || name == "HOME"
 	}}
 	kubeconfig := filepath.Join(dir, "kubeconfig")
@@ -325,10 +326,10 @@ func TestReportOfABrokenMachine(t *testing.T) {
 	for name, config := range map[string]string{"no kubeconfig": filepath.Join(dir, "none"), "no API server": kubeconfig} {
 		file := filepath.Join(dir, name)
 		if code := a.main(t.Context(), []string{"report", "--file", file, "--kubeconfig", config, "-o", "json"}); code != 0 {
-			t.Fatalf("%s: exit code %d: %v", name, code, a.errout)
+			t.Fatalf("%s: exit code %d: %v", name, code, a.Errout)
 		}
 		var r api.Report
-		if err := json.Unmarshal([]byte(a.out.(*testenv.Buffer).Take()), &r); err != nil {
+		if err := json.Unmarshal([]byte(a.Out.(*testenv.Buffer).Take()), &r); err != nil {
 			t.Fatal(err)
 		}
 		for _, part := range []string{"cluster.txt", "daemon.log", "doctor.txt"} {

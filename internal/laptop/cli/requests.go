@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -19,6 +18,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/exchanges"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type requestsOptions struct {
@@ -27,11 +27,11 @@ type requestsOptions struct {
 	kube   kubeFlags
 	body   bodyLimit
 	count  int
-	output *format
+	output *term.Format
 }
 
 func newRequests(a *app) *cobra.Command {
-	o := &requestsOptions{app: a, output: newFormat("text", "json", "har", "curl")}
+	o := &requestsOptions{app: a, output: term.NewFormat("text", "json", "har", "curl")}
 	cmd := &cobra.Command{
 		Use:   "requests TYPE/NAME",
 		Short: "Show the HTTP requests that an intercept of this machine matched",
@@ -76,7 +76,7 @@ func newRequests(a *app) *cobra.Command {
 	o.kube.addClusterTo(cmd)
 	flags.StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default: any)")
 	completeWith(cmd, "namespace", a.completeInterceptNamespaces)
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -104,7 +104,7 @@ func (o *requestsOptions) run(ctx context.Context) error {
 		return err
 	}
 	o.req.Redact, o.req.Body = cfg.Redact, int(o.body)
-	if o.output.value == "curl" && o.body == 0 { // a command without its body repeats nothing
+	if o.output.String() == "curl" && o.body == 0 { // a command without its body repeats nothing
 		o.req.Body = api.DefaultRecordedBody
 	}
 	if o.req.Connection, err = o.kube.connection(ctx, o.app); err != nil {
@@ -166,7 +166,7 @@ type recordPrinter struct {
 }
 
 func (o *requestsOptions) printer() *recordPrinter {
-	return &recordPrinter{o: o, out: o.app.out, har: exchanges.NewHAR(o.app.out)}
+	return &recordPrinter{o: o, out: o.app.Out, har: exchanges.NewHAR(o.app.Out)}
 }
 
 func (p *recordPrinter) record(r *api.Record) error {
@@ -174,20 +174,20 @@ func (p *recordPrinter) record(r *api.Record) error {
 	if r.Exchange != nil {
 		p.printed++
 	}
-	if p.o.output.value == "json" {
+	if p.o.output.String() == "json" {
 		r.TypeMeta = api.Type(api.KindRecord)
 		return json.NewEncoder(p.out).Encode(r)
 	}
 	if r.Warning != "" {
-		p.o.app.note("! %s", api.OneLine(r.Warning))
+		p.o.app.Note("! %s", api.OneLine(r.Warning))
 	}
 	if r.Pods > 0 {
-		p.o.app.note("recording the requests of %s in %s; Ctrl-C ends", p.o.req.Workload, api.Count(r.Pods, "pod"))
+		p.o.app.Note("recording the requests of %s in %s; Ctrl-C ends", p.o.req.Workload, api.Count(r.Pods, "pod"))
 	}
 	if r.Exchange == nil {
 		return nil
 	}
-	switch p.o.output.value {
+	switch p.o.output.String() {
 	case "har":
 		return p.har.Add(r.Exchange, "")
 	case "curl":
@@ -202,9 +202,9 @@ func (p *recordPrinter) close() error {
 	lost := ""
 	if p.dropped > 0 {
 		lost = fmt.Sprintf("%d requests were not recorded: there were too many at a time", p.dropped)
-		p.o.app.note("! %s", lost)
+		p.o.app.Note("! %s", lost)
 	}
-	if p.o.output.value == "har" {
+	if p.o.output.String() == "har" {
 		return p.har.Close(lost)
 	}
 	return nil
@@ -256,22 +256,12 @@ func textColumns(e *api.Exchange) []string {
 	if e.Error != "" {
 		path += "  (" + e.Error + ")"
 	}
-	columns := []string{e.Began.Local().Format("15:04:05.000"), e.Request.Method, status, took(e.Wait), took(e.Seconds),
+	columns := []string{e.Began.Local().Format("15:04:05.000"), e.Request.Method, status, term.Took(e.Wait), term.Took(e.Seconds),
 		to, e.Match, e.Pod, path}
 	for n, text := range columns {
-		columns[n] = dash(strings.TrimSpace(printable(text)))
+		columns[n] = term.Dash(strings.TrimSpace(term.Printable(text)))
 	}
 	return columns
-}
-
-// took returns a duration with three digits.
-func took(seconds float64) string {
-	d := time.Duration(seconds * float64(time.Second))
-	unit := time.Microsecond
-	for d >= 1000*unit {
-		unit *= 10
-	}
-	return d.Round(unit).String()
 }
 
 // isText reports whether a terminal can show data, whose last character may be cut.

@@ -7,17 +7,18 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type resetOptions struct {
 	app       *app
 	workloads []string
 	kube      kubeFlags
-	output    *format
+	output    *term.Format
 }
 
 func newReset(a *app) *cobra.Command {
-	o := &resetOptions{app: a, output: newFormat("text", "json")}
+	o := &resetOptions{app: a, output: term.NewFormat("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "reset TYPE/NAME...",
 		Short: "Remove the intercepts of all users of a workload",
@@ -34,7 +35,7 @@ func newReset(a *app) *cobra.Command {
 		Args: checkWorkloads,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args
-			return a.report(cmd.Context(), o.output, o.run)
+			return a.Report(cmd.Context(), o.output, o.run)
 		},
 		ValidArgsFunction: o.kube.completeWorkloads(a),
 	}
@@ -42,7 +43,7 @@ func newReset(a *app) *cobra.Command {
 	config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyYes)
 	cmd.Flags().Lookup("image").Usage = "image of the traffic agent that removes the intercepts " +
 		"(default: the traffic manager's)"
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -58,7 +59,7 @@ func (o *resetOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	req := api.ResetRequest{
 		Namespace: prepared.Namespace, Workloads: o.workloads, Image: cfg.Image, ManagerNamespace: cfg.ManagerNamespace,
 	}
-	c := consenting{app: o.app, cluster: cl, consent: &req.Consent, yes: cfg.Yes, batch: !o.output.forPeople(),
+	c := consenting{app: o.app, cluster: cl, consent: &req.Consent, yes: cfg.Yes, batch: !o.output.ForPeople(),
 		quiet: quiet}
 	return c.run(ctx, on, func(on func(api.Event)) error { return o.app.Reset(ctx, cl, req, on) })
 }

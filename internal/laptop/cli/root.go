@@ -35,7 +35,7 @@ func newRoot(a *app) *cobra.Command {
 				return unknownCommand(cmd, args[0])
 			}
 			if showVersion {
-				printVersion(a.out)
+				printVersion(a.Out)
 				return nil
 			}
 			return cmd.Help()
@@ -82,9 +82,9 @@ func addCommands(root *cobra.Command, a *app) {
 // addGlobal defines the flags of all commands.
 func addGlobal(root *cobra.Command, a *app) {
 	flags := root.PersistentFlags()
-	flags.IntVarP(&a.verbosity, "v", "v", 0,
+	flags.IntVarP(&a.Verbosity, "v", "v", 0,
 		"verbosity of the log on standard error: 6 prints requests to the API server, 8 also their content")
-	flags.BoolVarP(&a.quiet, "quiet", "q", false, "print only results and errors")
+	flags.BoolVarP(&a.Quiet, "quiet", "q", false, "print only results and errors")
 	flags.VisitAll(func(f *pflag.Flag) { f.Annotations = map[string][]string{sectionAnnotation: {sectionGlobal}} })
 }
 

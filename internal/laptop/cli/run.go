@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/dev"
 	"kubevpn/pkg/host/sandbox"
 )
@@ -17,11 +18,11 @@ type runOptions struct {
 	app    *app
 	flags  connectFlags
 	socks  string // address of the proxy; empty: a network of the program's own, if this machine allows it
-	output *format
+	output *term.Format
 }
 
 func newRun(a *app) *cobra.Command {
-	o := &runOptions{app: a, output: newFormat("text")}
+	o := &runOptions{app: a, output: term.NewFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND...",
 		Short: "Run a program of this machine on the cluster's network, without root",
@@ -47,7 +48,7 @@ func newRun(a *app) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
+			return a.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
 				return o.run(ctx, args, on, quiet)
 			})
 		},

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/hostservice"
 )
 
@@ -53,7 +54,7 @@ func newServiceInstall(a *app) *cobra.Command {
 			}
 			s, err := hostservice.Status(cmd.Context())
 			if err == nil {
-				fmt.Fprintf(a.errout, "installed: `kubevpn connect` of %s asks for no password\n", users(s))
+				fmt.Fprintf(a.Errout, "installed: `kubevpn connect` of %s asks for no password\n", users(s))
 			}
 			return err
 		},
@@ -76,7 +77,7 @@ func newServiceUninstall(a *app) *cobra.Command {
 				return err
 			}
 			if !s.Installed {
-				fmt.Fprintln(a.errout, notInstalled)
+				fmt.Fprintln(a.Errout, notInstalled)
 				return nil
 			}
 			if os.Geteuid() > 0 {
@@ -91,7 +92,7 @@ func newServiceUninstall(a *app) *cobra.Command {
 const notInstalled = "the service is not installed: `kubevpn connect` uses sudo"
 
 func newServiceStatus(a *app) *cobra.Command {
-	output := newObjectFormat("text")
+	output := term.NewObjectFormat("text")
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show whether the service is installed, and who may use it",
@@ -104,18 +105,18 @@ func newServiceStatus(a *app) *cobra.Command {
 				return err
 			}
 			s.TypeMeta = api.Type(api.KindHelperService)
-			if !output.forPeople() {
-				return output.print(a.out, s, "helperservice/kubevpn-helper")
+			if !output.ForPeople() {
+				return output.Print(a.Out, s, "helperservice/kubevpn-helper")
 			}
 			if !s.Installed {
-				fmt.Fprintln(a.out, notInstalled)
+				fmt.Fprintln(a.Out, notInstalled)
 				return nil
 			}
 			a.printService(s)
 			return nil
 		},
 	}
-	output.addTo(cmd)
+	output.AddTo(cmd)
 	return cmd
 }
 
@@ -127,11 +128,11 @@ func (a *app) printService(s api.HelperService) {
 	if !s.Allowed {
 		you = "you may not use it"
 	}
-	fmt.Fprintf(a.out, "installed, %s\n", active)
-	fmt.Fprintf(a.out, "  version  %s\n", s.Version)
-	fmt.Fprintf(a.out, "  users    %s; %s\n", users(s), you)
-	fmt.Fprintf(a.out, "  socket   %s\n", s.Socket)
-	fmt.Fprintf(a.out, "  policy   %s\n", s.Policy)
+	fmt.Fprintf(a.Out, "installed, %s\n", active)
+	fmt.Fprintf(a.Out, "  version  %s\n", s.Version)
+	fmt.Fprintf(a.Out, "  users    %s; %s\n", users(s), you)
+	fmt.Fprintf(a.Out, "  socket   %s\n", s.Socket)
+	fmt.Fprintf(a.Out, "  policy   %s\n", s.Policy)
 }
 
 // users returns who may use the service.
@@ -149,7 +150,7 @@ func (a *app) asRoot(ctx context.Context, args ...string) error {
 		return api.Errorf(api.ExitPrivilege, "this command requires root, and sudo is not installed").
 			WithHint("run it as root")
 	}
-	fmt.Fprintln(a.errout, "This command requires root: sudo may ask for your password.")
+	fmt.Fprintln(a.Errout, "This command requires root: sudo may ask for your password.")
 	cmd := exec.CommandContext(ctx, sudo, append([]string{"--", a.executable}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()

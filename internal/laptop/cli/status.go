@@ -1,33 +1,31 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/util/duration"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wakeup"
 )
 
 type statusOptions struct {
 	app    *app
-	output *format
+	output *term.Format
 	watch  bool
 }
 
 func newStatus(a *app) *cobra.Command {
-	o := &statusOptions{app: a, output: newObjectFormat("table", "wide")}
+	o := &statusOptions{app: a, output: term.NewObjectFormat("table", "wide")}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the connections, intercepts and clones",
@@ -45,7 +43,7 @@ func newStatus(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "print the status again after each change, until Ctrl-C")
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -55,11 +53,11 @@ func (o *statusOptions) run(ctx context.Context) error {
 		return err
 	}
 	if status.Version != version.Full() {
-		fmt.Fprintf(o.app.errout,
+		fmt.Fprintf(o.app.Errout,
 			"! the daemon is kubevpn %s, this is %s; `kubevpn quit` stops it and ends its connections\n",
 			status.Version, version.Full())
 	}
-	if err := o.print(o.app.out, status, time.Now()); err != nil || !o.watch {
+	if err := o.print(o.app.Out, status, time.Now()); err != nil || !o.watch {
 		return err
 	}
 	return o.follow(ctx, status)
@@ -102,10 +100,10 @@ func (o *statusOptions) follow(ctx context.Context, status api.Status) error {
 			continue
 		}
 		shown = text
-		if o.output.forPeople() {
-			fmt.Fprintln(o.app.out)
+		if o.output.ForPeople() {
+			fmt.Fprintln(o.app.Out)
 		}
-		if err := o.print(o.app.out, status, time.Now()); err != nil {
+		if err := o.print(o.app.Out, status, time.Now()); err != nil {
 			return err
 		}
 	}
@@ -129,33 +127,33 @@ func (o *statusOptions) withoutMeasurements(status api.Status, now time.Time) (s
 }
 
 func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) error {
-	if !o.output.forPeople() {
-		return o.output.print(w, status, statusNames(status)...)
+	if !o.output.ForPeople() {
+		return o.output.Print(w, status, statusNames(status)...)
 	}
 	if len(status.Connections) == 0 && len(status.Intercepts) == 0 {
 		fmt.Fprintln(w, "not connected")
 		return nil
 	}
-	t := newTable(w, o.output.value == "wide")
-	t.row([]string{"ID", "CLUSTER", "NAMESPACE", "STATUS", "NETSTACK", "TRANSPORT", "SINCE"},
+	t := term.NewTable(w, o.output.Wide())
+	t.Row([]string{"ID", "CLUSTER", "NAMESPACE", "STATUS", "NETSTACK", "TRANSPORT", "SINCE"},
 		[]string{"DEVICE", "ADDRESSES", "NETWORKS", "DNS", "SERVICES", "MANAGER"})
 	for _, c := range status.Connections {
-		t.row([]string{c.ID, dash(c.Cluster), dash(c.Namespace), string(c.Status), dash(c.Netstack), dash(c.Transport),
-			age(c.Since, now)},
-			[]string{dash(c.Device), dash(api.Join(c.Addresses)), dash(api.Join(c.CIDRs)), dash(string(c.DNS.Mode)),
-				dash(c.Services), dash(manager(c))})
+		t.Row([]string{c.ID, term.Dash(c.Cluster), term.Dash(c.Namespace), string(c.Status), term.Dash(c.Netstack), term.Dash(c.Transport),
+			term.Age(c.Since, now)},
+			[]string{term.Dash(c.Device), term.Dash(api.Join(c.Addresses)), term.Dash(api.Join(c.CIDRs)), term.Dash(string(c.DNS.Mode)),
+				term.Dash(c.Services), term.Dash(manager(c))})
 	}
-	if err := t.flush(); err != nil {
+	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, c := range status.Connections {
-		printDetails(w, c.ID, o.details(c))
+		term.PrintDetails(w, c.ID, o.details(c))
 	}
-	if o.output.value == "wide" && status.Machine != "" {
-		printDetails(w, "machine", []string{status.Machine + ": docs/platforms.md says what differs"})
+	if o.output.Wide() && status.Machine != "" {
+		term.PrintDetails(w, "machine", []string{status.Machine + ": docs/platforms.md says what differs"})
 	}
-	if o.output.value == "wide" && status.Helper != "" {
-		printDetails(w, "root helper", []string{"started by: " + status.Helper})
+	if o.output.Wide() && status.Helper != "" {
+		term.PrintDetails(w, "root helper", []string{"started by: " + status.Helper})
 	}
 	return o.printIntercepts(w, status, now)
 }
@@ -166,40 +164,10 @@ func statusNames(status api.Status) []string {
 		api.Texts(status.Intercepts, func(i api.Intercept) string { return "intercept/" + i.ID })...)
 }
 
-// table has columns that only wide output shows.
-type table struct {
-	w    *tabwriter.Writer
-	wide bool
-}
-
-func newTable(w io.Writer, wide bool) table {
-	return table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0), wide}
-}
-
-func (t table) row(narrow, wide []string) {
-	if t.wide {
-		narrow = append(narrow, wide...)
-	}
-	fmt.Fprintln(t.w, strings.Join(narrow, "\t"))
-}
-
-func (t table) flush() error { return t.w.Flush() }
-
-// printDetails writes a title, the name of a row of the table above, and lines about it.
-func printDetails(w io.Writer, title string, lines []string) {
-	if len(lines) == 0 {
-		return
-	}
-	fmt.Fprintf(w, "\n%s\n", title)
-	for _, line := range lines {
-		fmt.Fprintf(w, "  %s\n", line)
-	}
-}
-
 // details returns the lines below the table: warnings and errors, and with -o wide also reasons and checks.
 func (o *statusOptions) details(c api.Connection) []string {
 	var lines []string
-	if o.output.value == "wide" {
+	if o.output.Wide() {
 		if c.NetstackReason != "" {
 			lines = append(lines, "netstack "+c.Netstack+": "+c.NetstackReason)
 		}
@@ -212,7 +180,7 @@ func (o *statusOptions) details(c api.Connection) []string {
 		}
 		for _, s := range c.Settings {
 			if s.Origin != api.OriginDefault {
-				lines = append(lines, fmt.Sprintf("setting %s %s: from the %s, %s", s.Key, dash(s.Value), s.Origin,
+				lines = append(lines, fmt.Sprintf("setting %s %s: from the %s, %s", s.Key, term.Dash(s.Value), s.Origin,
 					s.Source))
 			}
 		}
@@ -221,13 +189,11 @@ func (o *statusOptions) details(c api.Connection) []string {
 			lines = append(lines, fmt.Sprintf("%d DNS answers were up to 30 s older than their TTL, because the "+
 				"connection was interrupted", n))
 		}
-		lines = append(lines, prefixed("checked ", api.Texts(c.Checks, checkText))...)
+		lines = append(lines, prefixed("checked ", api.Texts(c.Checks, term.CheckText))...)
 	}
 	lines = append(lines, unroutedHosts(c.DNS.Hosts)...)
-	return slices.Concat(lines, prefixed("! ", c.Warnings), errorLines(c.Error))
+	return slices.Concat(lines, prefixed("! ", c.Warnings), term.ErrorLines(c.Error))
 }
-
-func checkText(c api.Check) string { return fmt.Sprintf("%s %s: %s", c.What, c.Target, c.Seen) }
 
 // prefixed returns the texts behind a prefix.
 func prefixed(prefix string, texts []string) []string {
@@ -246,15 +212,15 @@ func describeDomains(s api.DNSStatus) (lines []string) {
 	return lines
 }
 
-// unroutedHosts returns a line for each of the first maxShown hosts without a route.
+// unroutedHosts returns a line for each of the first term.MaxShown hosts without a route.
 func unroutedHosts(hosts []api.Host) (lines []string) {
 	for _, h := range hosts {
 		if !h.Routed {
 			lines = append(lines, fmt.Sprintf("! %v (%s) is not routed: %s", h.Address, h.Name, h.Reason))
 		}
 	}
-	if left := len(lines) - maxShown; left > 0 {
-		lines = append(lines[:maxShown], fmt.Sprintf("! and %d more", left))
+	if left := len(lines) - term.MaxShown; left > 0 {
+		lines = append(lines[:term.MaxShown], fmt.Sprintf("! and %d more", left))
 	}
 	return lines
 }
@@ -285,13 +251,4 @@ func manager(c api.Connection) string {
 		return ""
 	}
 	return fmt.Sprintf("%s/%s (%s)", c.ManagerNamespace, c.ManagerPod, c.ManagerVersion)
-}
-
-func dash(s string) string { return cmp.Or(s, "-") }
-
-func age(since, now time.Time) string {
-	if since.IsZero() {
-		return "-"
-	}
-	return duration.HumanDuration(now.Sub(since))
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 // printIntercepts writes the second table of status: a row for each intercept of this machine, followed by a row for
@@ -21,38 +22,38 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 		namespaces[c.ID] = c.Namespace
 	}
 	fmt.Fprintln(w)
-	t := newTable(w, o.output.value == "wide")
-	t.row([]string{"WORKLOAD", "MATCH", "PORTS", "PODS", "OWNER", "REQUESTS", "STATE"},
+	t := term.NewTable(w, o.output.Wide())
+	t.Row([]string{"WORKLOAD", "MATCH", "PORTS", "PODS", "OWNER", "REQUESTS", "STATE"},
 		[]string{"ID", "NAMESPACE", "CONNECTION", "MODE", "SINCE", "LAST ERROR"})
 	for _, i := range status.Intercepts {
 		name := i.Workload
 		if i.Namespace != namespaces[i.Connection] {
 			name += " -n " + i.Namespace // the form that `leave` accepts
 		}
-		intercepted, state := pods(&i), string(i.State)
+		intercepted, state := term.Pods(&i), string(i.State)
 		if i.Clone != nil && i.Clone.NoTraffic { // the pods of the workload do not take part
 			intercepted, state = "-", string(i.Clone.State)
 		}
 		ports := strings.Join(api.Texts(i.Ports, portMap), ", ")
-		t.row([]string{name, dash(matched(i.Match, i.Mirror)), dash(ports), intercepted, dash(i.Owner),
+		t.Row([]string{name, term.Dash(term.Matched(i.Match, i.Mirror)), term.Dash(ports), intercepted, term.Dash(i.Owner),
 			fmt.Sprint(i.Requests), state},
-			[]string{i.ID, i.Namespace, i.Connection, dash(i.Mode), age(i.Since, now), dash(i.LastError)})
+			[]string{i.ID, i.Namespace, i.Connection, term.Dash(i.Mode), term.Age(i.Since, now), term.Dash(i.LastError)})
 		for _, other := range i.Others {
 			state := string(api.InterceptActive)
 			if other.Away {
 				state = "away"
 			}
 			ports := strings.Join(api.Texts(other.Ports, agentPort), ", ")
-			t.row([]string{name, dash(matched(other.Match, other.Mirror)), dash(ports), "-", dash(other.Owner),
+			t.Row([]string{name, term.Dash(term.Matched(other.Match, other.Mirror)), term.Dash(ports), "-", term.Dash(other.Owner),
 				fmt.Sprint(other.Requests), state},
-				[]string{"-", i.Namespace, i.Connection, "-", age(other.Since, now), dash(other.LastError)})
+				[]string{"-", i.Namespace, i.Connection, "-", term.Age(other.Since, now), term.Dash(other.LastError)})
 		}
 	}
-	if err := t.flush(); err != nil {
+	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, i := range status.Intercepts {
-		printDetails(w, i.Workload, o.interceptDetails(i))
+		term.PrintDetails(w, i.Workload, o.interceptDetails(i))
 	}
 	return nil
 }
@@ -60,11 +61,11 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 // interceptDetails returns the lines below the table: warnings and errors, and with -o wide also reasons and checks.
 func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 	var lines []string
-	if o.output.value == "wide" {
+	if o.output.Wide() {
 		if i.ModeReason != "" {
 			lines = append(lines, "agent "+i.Mode+": "+i.ModeReason)
 		}
-		lines = append(lines, prefixed("checked ", api.Texts(i.Checks, checkText))...)
+		lines = append(lines, prefixed("checked ", api.Texts(i.Checks, term.CheckText))...)
 	}
 	if i.Clone != nil {
 		lines = append(lines, o.cloneDetails(i.Clone)...)
@@ -75,14 +76,14 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 				cmp.Or(pod.Reason, "not yet")))
 		}
 	}
-	if i.LastError != "" && o.output.value != "wide" {
+	if i.LastError != "" && !o.output.Wide() {
 		lines = append(lines, "! last error: "+i.LastError)
 	}
 	lines = append(lines, prefixed("! ", i.Warnings)...)
 	for _, other := range i.Others {
 		lines = append(lines, prefixed("! "+other.Owner+": ", other.Notes)...)
 	}
-	return append(lines, errorLines(i.Error)...)
+	return append(lines, term.ErrorLines(i.Error)...)
 }
 
 // cloneDetails returns the lines about a clone: its name and state, its host name, its file copies and its pods.
@@ -96,23 +97,23 @@ func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 	lines := []string{fmt.Sprintf("clone %s, namespace %s: %s, %d/%d pods ready", c.Name, c.Namespace, c.State, ready,
 		len(c.Pods))}
 	if c.Host != "" {
-		lines = append(lines, "name "+hostName(c))
+		lines = append(lines, "name "+term.CloneHost(c))
 	}
 	for _, s := range c.Sync {
-		line := "sync " + syncState(s)
+		line := "sync " + term.Synced(s)
 		if s.LastError != "" {
 			line = "! " + line
 		}
 		lines = append(lines, line)
 	}
 	for _, p := range c.Pods {
-		if o.output.value == "wide" {
-			lines = append(lines, fmt.Sprintf("pod %s: %s", strings.TrimSpace(p.Name+" "+p.IP), podState(p)))
+		if o.output.Wide() {
+			lines = append(lines, fmt.Sprintf("pod %s: %s", strings.TrimSpace(p.Name+" "+p.IP), term.ClonePod(p)))
 		} else if !p.Ready {
-			lines = append(lines, fmt.Sprintf("! pod %s is %s", p.Name, podState(p)))
+			lines = append(lines, fmt.Sprintf("! pod %s is %s", p.Name, term.ClonePod(p)))
 		}
 	}
-	if o.output.value == "wide" {
+	if o.output.Wide() {
 		lines = append(lines, prefixed("note ", c.Notes)...)
 	}
 	return lines
@@ -120,21 +121,13 @@ func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 
 // portMap formats a port like --port: 8080, udp/5353:53 or 80=172.17.0.5:8080.
 func portMap(p api.PortMap) string {
-	text := portNumber(p.Protocol, p.Local)
+	text := term.Port(p.Protocol, p.Local)
 	if p.Host != "" {
-		return portNumber(p.Protocol, p.Container) + "=" + p.Place()
+		return term.Port(p.Protocol, p.Container) + "=" + p.Place()
 	} else if p.Local != p.Container {
 		text += fmt.Sprintf(":%d", p.Container)
 	}
 	return text
 }
 
-func agentPort(p api.AgentPort) string { return portNumber(p.Protocol, p.Port) }
-
-// portNumber returns "8080" or "udp/53".
-func portNumber(protocol string, port uint16) string {
-	if protocol == "" || protocol == "tcp" {
-		return fmt.Sprint(port)
-	}
-	return fmt.Sprintf("%s/%d", protocol, port)
-}
+func agentPort(p api.AgentPort) string { return term.Port(p.Protocol, p.Port) }

@@ -15,13 +15,14 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/process/version"
 	"kubevpn/internal/testenv"
 )
 
 func TestWatchPrintsAgainAfterAChange(t *testing.T) {
 	dir := t.TempDir()
-	a := &app{out: &testenv.Buffer{}, errout: &testenv.Buffer{}, lookup: func(name string) (string, bool) {
+	a := &app{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, lookup: func(name string) (string, bool) {
 		return dir, strings.HasPrefix(name, "XDG_") || name == "HOME"
 	}}
 	paths, err := a.paths()
@@ -49,7 +50,7 @@ func TestWatchPrintsAgainAfterAChange(t *testing.T) {
 	server.Start()
 	defer server.Close()
 
-	o := &statusOptions{app: a, output: newObjectFormat("table", "wide"), watch: true}
+	o := &statusOptions{app: a, output: term.NewObjectFormat("table", "wide"), watch: true}
 	if err := o.output.Set("jsonpath={.connections[0].status};"); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ func TestWatchPrintsAgainAfterAChange(t *testing.T) {
 	prints := func(want string) {
 		t.Helper()
 		testenv.Eventually(t, 10*time.Second, func() error {
-			if got := a.out.(*testenv.Buffer).String(); got != want {
+			if got := a.Out.(*testenv.Buffer).String(); got != want {
 				return fmt.Errorf("printed %q, want %q", got, want)
 			}
 			return nil

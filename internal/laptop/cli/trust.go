@@ -10,11 +10,12 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type trustOptions struct {
 	app    *app
-	output *format
+	output *term.Format
 }
 
 func newTrust(a *app) *cobra.Command {
@@ -30,7 +31,7 @@ func newTrust(a *app) *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	o := &trustOptions{app: a, output: newObjectFormat("table")}
+	o := &trustOptions{app: a, output: term.NewObjectFormat("table")}
 	list := &cobra.Command{
 		Use:   "list",
 		Short: "List trusted clusters",
@@ -39,7 +40,7 @@ func newTrust(a *app) *cobra.Command {
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error { return o.list() },
 	}
-	o.output.addTo(list)
+	o.output.AddTo(list)
 	remove := &cobra.Command{
 		Use:   "remove ID...",
 		Short: "Remove trusted clusters",
@@ -69,21 +70,21 @@ func (o *trustOptions) list() error {
 	if err != nil {
 		return err
 	}
-	if !o.output.forPeople() {
+	if !o.output.ForPeople() {
 		object := map[string]any{"kind": api.KindTrustedClusters, "apiVersion": api.ObjectVersion}
 		var names []string
 		for _, id := range slices.Sorted(maps.Keys(all)) {
 			object[id] = all[id]
 			names = append(names, "cluster/"+id)
 		}
-		return o.output.print(o.app.out, object, names...)
+		return o.output.Print(o.app.Out, object, names...)
 	}
 	if len(all) == 0 {
-		fmt.Fprintln(o.app.errout, "no cluster is trusted")
+		fmt.Fprintln(o.app.Errout, "no cluster is trusted")
 		return nil
 	}
-	t := newTable(o.app.out, false)
-	t.row([]string{"ID", "CLUSTER", "NAMESPACE", "IMAGE", "SERVICEACCOUNT", "NETWORKS", "DOMAIN", "EXTRADOMAINS"}, nil)
+	t := term.NewTable(o.app.Out, false)
+	t.Row([]string{"ID", "CLUSTER", "NAMESPACE", "IMAGE", "SERVICEACCOUNT", "NETWORKS", "DOMAIN", "EXTRADOMAINS"}, nil)
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		c := all[id].Consent
 		managers := c.Managers
@@ -94,12 +95,12 @@ func (o *trustOptions) list() error {
 			row := []string{id, all[id].Cluster, m.Namespace, m.Repository, m.ServiceAccount, api.Join(c.Networks),
 				c.Domain, api.Join(c.ExtraDomains)}
 			for i, cell := range row {
-				row[i] = dash(printable(cell))
+				row[i] = term.Dash(term.Printable(cell))
 			}
-			t.row(row, nil)
+			t.Row(row, nil)
 		}
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 func (o *trustOptions) remove(ids []string) error {

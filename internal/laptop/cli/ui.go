@@ -14,18 +14,19 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type uiOptions struct {
 	app    *app
 	kube   kubeFlags
-	output *format
+	output *term.Format
 	stop   bool
 	noOpen bool
 }
 
 func newUI(a *app) *cobra.Command {
-	o := &uiOptions{app: a, output: newObjectFormat("text")}
+	o := &uiOptions{app: a, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "Show connections, flows, names and intercepts in a browser",
@@ -49,7 +50,7 @@ func newUI(a *app) *cobra.Command {
 		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs,
 			config.KeyRedact)
 	})
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -74,14 +75,14 @@ func (o *uiOptions) run(ctx context.Context) error {
 	p.TypeMeta = api.Type(api.KindPage)
 	opened := !o.stop && !o.noOpen && o.app.open(p.File)
 	switch {
-	case !o.output.forPeople():
-		return o.output.print(o.app.out, p, "page/"+p.URL)
+	case !o.output.ForPeople():
+		return o.output.Print(o.app.Out, p, "page/"+p.URL)
 	case o.stop:
 		return nil
 	}
-	fmt.Fprintln(o.app.out, p.URL)
+	fmt.Fprintln(o.app.Out, p.URL)
 	if !opened {
-		o.app.note("open this URL in a browser of this machine; `kubevpn ui --stop` ends the page")
+		o.app.Note("open this URL in a browser of this machine; `kubevpn ui --stop` ends the page")
 	}
 	return nil
 }

@@ -43,32 +43,32 @@ func (o *uninstallOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := o.app.newProgress()
-	defer p.stop()
-	c, _, err := o.kube.login(ctx, o.app, p.show, cfg.ManagerNamespace)
+	p := o.app.Progress()
+	defer p.Stop()
+	c, _, err := o.kube.login(ctx, o.app, p.Show, cfg.ManagerNamespace)
 	if err != nil {
 		return err
 	}
-	opts := install.RemoveOptions{Namespace: cfg.ManagerNamespace, Progress: p.show}
+	opts := install.RemoveOptions{Namespace: cfg.ManagerNamespace, Progress: p.Show}
 	if !o.force {
 		opts.Connected = func(ctx context.Context, namespace, pod string) (int, error) {
 			return connection.Others(ctx, c, namespace, pod)
 		}
 	}
 	removed, err := install.Remove(ctx, c, opts)
-	p.stop()
+	p.Stop()
 	if err != nil {
 		return explain(ctx, c, err)
 	}
 	for _, r := range removed {
 		if r.Kept != "" {
-			fmt.Fprintf(o.app.out, "kept     %s: %s\n", r, r.Kept)
+			fmt.Fprintf(o.app.Out, "kept     %s: %s\n", r, r.Kept)
 			continue
 		}
-		fmt.Fprintf(o.app.out, "removed  %s\n", r)
+		fmt.Fprintf(o.app.Out, "removed  %s\n", r)
 	}
 	if len(removed) == 0 {
-		fmt.Fprintln(o.app.errout, "no resources found: kubevpn is not installed there")
+		fmt.Fprintln(o.app.Errout, "no resources found: kubevpn is not installed there")
 	}
 	return nil
 }

@@ -11,17 +11,18 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/hostservice"
 	"kubevpn/internal/process/version"
 )
 
 type versionOptions struct {
 	app    *app
-	output *format
+	output *term.Format
 }
 
 func newVersion(a *app) *cobra.Command {
-	o := &versionOptions{app: a, output: newObjectFormat("text")}
+	o := &versionOptions{app: a, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of this program, of the daemon and of the service",
@@ -30,7 +31,7 @@ func newVersion(a *app) *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -62,18 +63,18 @@ func (o *versionOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !o.output.forPeople() {
-		return o.output.print(o.app.out, v, "version/"+v.Version)
+	if !o.output.ForPeople() {
+		return o.output.Print(o.app.Out, v, "version/"+v.Version)
 	}
-	printVersion(o.app.out)
+	printVersion(o.app.Out)
 	if !tested(v.Platform) {
-		fmt.Fprintf(o.app.out, "untested  this program compiles for %s, and nobody has run it there\n", v.Platform)
+		fmt.Fprintf(o.app.Out, "untested  this program compiles for %s, and nobody has run it there\n", v.Platform)
 	}
 	if v.Daemon != nil {
-		fmt.Fprintf(o.app.out, "daemon  %s\n", *v.Daemon)
+		fmt.Fprintf(o.app.Out, "daemon  %s\n", *v.Daemon)
 	}
 	if v.Service != "" {
-		fmt.Fprintf(o.app.out, "service %s\n", v.Service)
+		fmt.Fprintf(o.app.Out, "service %s\n", v.Service)
 	}
 	return nil
 }

@@ -21,12 +21,13 @@ import (
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
 	"kubevpn/internal/kube/workloads"
+	"kubevpn/internal/laptop/cli/term"
 )
 
 type whyOptions struct {
 	app     *app
 	kube    kubeFlags
-	output  *format
+	output  *term.Format
 	headers []string
 	method  string
 	from    string
@@ -34,7 +35,7 @@ type whyOptions struct {
 }
 
 func newWhy(a *app) *cobra.Command {
-	o := &whyOptions{app: a, output: newObjectFormat("text")}
+	o := &whyOptions{app: a, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "why URL",
 		Short: "Explain what happens to a request to the cluster",
@@ -77,7 +78,7 @@ func newWhy(a *app) *cobra.Command {
 	flags.Lookup("namespace").Usage = "namespace of the workload of --from"
 	config.AddFlags(cmd, config.KeyYes)
 	flags.Lookup("yes").Usage = "with --from: add the container without a question"
-	o.output.addTo(cmd)
+	o.output.AddTo(cmd)
 	return cmd
 }
 
@@ -114,8 +115,8 @@ func (o *whyOptions) request(text string) (*http.Request, error) {
 }
 
 func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
-	p := o.app.newProgress()
-	defer p.stop()
+	p := o.app.Progress()
+	defer p.Stop()
 	c, prepared, err := o.kube.login(ctx, o.app, func(api.Event) {}, "") // it shows no steps
 	if err != nil {
 		return err
@@ -133,11 +134,11 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	p.stop()
-	if !o.output.forPeople() {
-		err = o.output.print(o.app.out, e, e.URL)
+	p.Stop()
+	if !o.output.ForPeople() {
+		err = o.output.Print(o.app.Out, e, e.URL)
 	} else {
-		err = printExplanation(o.app.out, e)
+		err = printExplanation(o.app.Out, e)
 	}
 	if err != nil || e.Error == nil {
 		return err
@@ -170,13 +171,13 @@ func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why
 
 // source lets a pod of --from send the request. It asks the user before it adds a container.
 func (o *whyOptions) source(ctx context.Context, c *client.Cluster, namespace string, cfg *why.Config,
-	p progress) error {
+	p term.Progress) error {
 	settings, err := o.kube.settings(o.app)
 	if err != nil {
 		return err
 	}
 	asks := consenting{app: o.app, cluster: c, consent: &api.Consent{}, yes: settings.Yes,
-		batch: !o.output.forPeople(), quiet: p.stop}
+		batch: !o.output.ForPeople(), quiet: p.Stop}
 	if err := asks.load(); err != nil {
 		return err
 	}
@@ -202,7 +203,7 @@ func (o *whyOptions) source(ctx context.Context, c *client.Cluster, namespace st
 			"minutes, and its entry stays in the pod until the pod ends", s.Container, pod.Namespace, pod.Name,
 			why.Stay.Minutes()).
 			WithHint("Without --from, `kubevpn why` sends the request from this machine.")
-		if err := asks.allow(ctx, e, p.show); err != nil {
+		if err := asks.allow(ctx, e, p.Show); err != nil {
 			return err
 		}
 	}
@@ -230,17 +231,17 @@ func podOf(ctx context.Context, c *client.Cluster, namespace, workload string) (
 
 func printExplanation(w io.Writer, e api.Explanation) error {
 	fmt.Fprintf(w, "%s %s, from %s\n", e.Method, e.URL, e.From)
-	t := newTable(w, false)
-	t.row([]string{"HOP", "VERDICT", "TIME", "SEEN"}, nil)
+	t := term.NewTable(w, false)
+	t.Row([]string{"HOP", "VERDICT", "TIME", "SEEN"}, nil)
 	for _, h := range e.Hops {
 		seconds := "-"
 		if h.Seconds > 0 {
-			seconds = took(h.Seconds)
+			seconds = term.Took(h.Seconds)
 		}
-		t.row([]string{h.Name, string(h.Verdict), seconds, dash(h.Seen)}, nil)
+		t.Row([]string{h.Name, string(h.Verdict), seconds, term.Dash(h.Seen)}, nil)
 		for _, note := range h.Notes {
-			t.row([]string{"", "", "", "  " + note}, nil)
+			t.Row([]string{"", "", "", "  " + note}, nil)
 		}
 	}
-	return t.flush()
+	return t.Flush()
 }

@@ -1,7 +1,8 @@
-package cli
+package term
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,33 +15,55 @@ import (
 	"kubevpn/internal/api"
 )
 
-// progress shows events as they happen. stop removes a moving line; more events may follow.
-type progress interface {
-	show(api.Event)
-	stop()
+// Progress shows events as they happen. Stop removes a moving line; more events may follow.
+type Progress interface {
+	Show(api.Event)
+	Stop()
 }
 
-// newProgress returns a progress on errout: a spinner on a terminal, else plain lines. Log lines would break a spinner.
-func (a *app) newProgress() progress {
-	if a.quiet {
+// Progress returns a progress on Errout: a spinner on a terminal, else plain lines. Log lines would break a spinner.
+func (s *Streams) Progress() Progress {
+	if s.Quiet {
 		return noProgress{}
 	}
-	if f := terminalOf(a.errout); f != nil && a.getenv("TERM") != "dumb" && a.verbosity <= 0 {
-		return &spinner{lines: lines{w: a.errout}, screen: f, width: func() int {
+	if f := File(s.Errout); f != nil && !s.Dumb && s.Verbosity <= 0 {
+		return &spinner{lines: lines{w: s.Errout}, screen: f, width: func() int {
 			if w, _, err := term.GetSize(int(f.Fd())); err == nil {
 				return w
 			}
 			return 80
 		}}
 	}
-	return &lines{w: a.errout}
+	return &lines{w: s.Errout}
+}
+
+// Report runs a command that shows its progress: as text, or as lines of JSON, the last of which contains the result. do
+// may call quiet to stop the progress display.
+func (s *Streams) Report(
+	ctx context.Context, output *Format, do func(ctx context.Context, on func(api.Event), quiet func()) error,
+) error {
+	p := s.Progress()
+	if output.value == "json" {
+		p = jsonLines{s.Out}
+	}
+	defer p.Stop()
+	shown := false
+	err := do(ctx, func(e api.Event) {
+		shown = shown || e.Error != nil
+		p.Show(e)
+	}, p.Stop)
+	p.Stop()
+	if err != nil && output.value == "json" && !shown {
+		p.Show(api.Event{Error: AsError(ctx, err)})
+	}
+	return err
 }
 
 // noProgress shows nothing.
 type noProgress struct{}
 
-func (noProgress) show(api.Event) {}
-func (noProgress) stop()          {}
+func (noProgress) Show(api.Event) {}
+func (noProgress) Stop()          {}
 
 // slow is the duration from which on a step is shown with its duration.
 const slow = time.Second
@@ -70,7 +93,7 @@ func (l *lines) begin(e api.Event) {
 // when returns the time of the event.
 func when(e api.Event) time.Time { return cmp.Or(e.Time, time.Now()) }
 
-func (l *lines) show(e api.Event) {
+func (l *lines) Show(e api.Event) {
 	l.begin(e)
 	if e.Warning != "" {
 		fmt.Fprintf(l.w, "! %s\n", indented(e.Warning))
@@ -87,7 +110,7 @@ func (l *lines) show(e api.Event) {
 	}
 }
 
-func (l *lines) stop() {}
+func (l *lines) Stop() {}
 
 // text returns the step, its detail and, when it is done, its duration.
 func (l *lines) text(e api.Event) string {
@@ -114,13 +137,13 @@ type spinner struct {
 
 const spinnerPeriod = 100 * time.Millisecond
 
-func (s *spinner) show(e api.Event) {
+func (s *spinner) Show(e api.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lines.begin(e)
 	if e.Warning != "" || e.Done {
 		s.erase()
-		s.lines.show(e)
+		s.lines.Show(e)
 	}
 	switch {
 	case e.Done:
@@ -147,7 +170,7 @@ func (s *spinner) redraw() {
 	}
 }
 
-func (s *spinner) stop() {
+func (s *spinner) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.event.Step != "" {
@@ -176,7 +199,7 @@ func (s *spinner) erase() { fmt.Fprint(s.screen, "\r\x1b[K") }
 // jsonLines writes every event to w as a line of JSON.
 type jsonLines struct{ w io.Writer }
 
-func (j jsonLines) show(e api.Event) {
+func (j jsonLines) Show(e api.Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
@@ -184,4 +207,4 @@ func (j jsonLines) show(e api.Event) {
 	_ = json.NewEncoder(j.w).Encode(e) // an error means that the reader has closed the output
 }
 
-func (jsonLines) stop() {}
+func (jsonLines) Stop() {}
