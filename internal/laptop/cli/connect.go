@@ -81,9 +81,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 		if o.foreground {
 			return o.inForeground(ctx, req, on)
 		}
-		c, err = o.app.ask(ctx, quiet, func(c *daemonClient) (*api.Connection, error) {
-			return o.post(ctx, c, req, on)
-		})
+		c, err = o.post(ctx, req, on, quiet)
 		return err
 	})
 	if err != nil || o.foreground {
@@ -129,9 +127,13 @@ func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) 
 
 // post sends the request to the daemon. At Ctrl-C it returns when the daemon has cleaned up.
 func (o *connectOptions) post(
-	ctx context.Context, client *daemonClient, req api.ConnectRequest, on func(api.Event),
+	ctx context.Context, req api.ConnectRequest, on func(api.Event), quiet func(),
 ) (*api.Connection, error) {
-	c, err := client.hold(ctx, api.PathConnect, req, on)
+	d, err := o.app.daemon()
+	if err != nil {
+		return nil, err
+	}
+	c, err := d.Connect(ctx, req, on, quiet)
 	if c != nil && ctx.Err() != nil {
 		on(api.Event{Warning: "the cluster is still connected: the connection was already established; " +
 			"`kubevpn disconnect " + c.ID + "` ends it"})
@@ -201,10 +203,12 @@ func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...confi
 // request builds the request from the settings and the kubeconfig, after the API server has answered.
 func (f *connectFlags) request(ctx context.Context, a *app, on func(api.Event)) (api.ConnectRequest, error) {
 	prepare := func(ctx context.Context, cfg config.Config, l login) {
-		a.prepare(ctx, api.ConnectRequest{
-			Kubeconfig: l.Kubeconfig, Credential: l.Credential, Namespace: l.Prepared.Namespace,
-			ConnectSettings: cfg.ConnectSettings,
-		})
+		if d, err := a.daemon(); err == nil {
+			d.Prepare(ctx, api.ConnectRequest{
+				Kubeconfig: l.Kubeconfig, Credential: l.Credential, Namespace: l.Prepared.Namespace,
+				ConnectSettings: cfg.ConnectSettings,
+			})
+		}
 	}
 	if f.here {
 		prepare = nil

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/diff"
 )
@@ -63,7 +65,7 @@ func (d *diffRun) start(ctx context.Context, p *diff.Program, cancel context.Can
 	})
 	d.o.app.Note("waiting until %s listens on %s", d.command[0], d.ports())
 	listens := func(ctx context.Context) (bool, error) { return p.Listens(ctx) != "", nil }
-	if err := poll(ctx, programStart, listens); err != nil {
+	if err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, programStart, true, listens); err != nil {
 		stop()
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)

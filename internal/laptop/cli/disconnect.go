@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/daemonclient"
 )
 
 type disconnectOptions struct {
@@ -46,14 +47,14 @@ func newDisconnect(a *app) *cobra.Command {
 }
 
 func (o *disconnectOptions) run(ctx context.Context) error {
-	c, err := o.app.client()
+	c, err := o.app.daemon()
 	if err != nil {
 		return err
 	}
 	req := api.DisconnectRequest{IDs: o.ids, All: o.all}
 	if !o.all && len(o.ids) == 0 {
-		status, err := c.status(ctx)
-		if err != nil && !errors.Is(err, errNoDaemon) {
+		status, err := o.app.status(ctx)
+		if err != nil {
 			return err
 		}
 		if req.IDs, err = theOnly(status.Connections); err != nil {
@@ -70,11 +71,9 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 		}
 	}
 	if len(req.IDs) > 0 || req.All {
-		ctx, cancel := context.WithTimeout(ctx, endTimeout)
-		defer cancel()
-		err = c.post(ctx, api.PathDisconnect, req, on)
+		err = c.Disconnect(ctx, req, on)
 	}
-	if errors.Is(err, errNoDaemon) {
+	if errors.Is(err, daemonclient.ErrNoDaemon) {
 		if len(o.ids) > 0 {
 			return api.Errorf(api.ExitNotConnected, "no connection has the ID %s: nothing is connected", o.ids[0]).
 				WithHint("`kubevpn connect` connects this machine")

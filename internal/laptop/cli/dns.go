@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 )
 
@@ -59,9 +61,12 @@ func (o *dnsOptions) run(ctx context.Context) error {
 	if people && o.follow {
 		o.printHead(o.app.Out)
 	}
-	err := followDaemon(ctx, o.app, api.PathDNS+"?"+parameters.Encode(), func(q api.DNSQuery, err error) error {
+	c, err := o.app.daemon()
+	if err != nil {
+		return err
+	}
+	err = daemonclient.Follow(ctx, c, api.PathDNS+"?"+parameters.Encode(), func(q api.DNSQuery) error {
 		switch {
-		case err != nil: // no daemon runs
 		case !o.follow:
 			list.Items = append(list.Items, q)
 		case people:
@@ -72,6 +77,10 @@ func (o *dnsOptions) run(ctx context.Context) error {
 		}
 		return nil
 	})
+	if errors.Is(err, daemonclient.ErrNoDaemon) {
+		fmt.Fprintln(o.app.Errout, "not connected")
+		err = nil
+	}
 	switch {
 	case err != nil || o.follow:
 		return err

@@ -15,6 +15,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/doctor"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/connection"
 	"kubevpn/internal/laptop/hostservice"
@@ -101,8 +102,12 @@ func (o *doctorOptions) config() (doctor.Config, error) {
 
 // status returns the status of the daemon, or nil if none runs.
 func (o *doctorOptions) status(ctx context.Context) (*api.Status, error) {
-	status, err := o.app.status(ctx)
-	if errors.Is(err, errNoDaemon) {
+	c, err := o.app.daemon()
+	if err != nil {
+		return nil, err
+	}
+	status, err := c.Status(ctx)
+	if errors.Is(err, daemonclient.ErrNoDaemon) {
 		return nil, nil
 	}
 	return &status, err

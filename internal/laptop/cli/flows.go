@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 )
 
@@ -55,14 +57,23 @@ func (o *flowsOptions) run(ctx context.Context) error {
 	}
 	parameters := url.Values{api.ParamLimit: {strconv.Itoa(o.limit)}, api.ParamFollow: {strconv.FormatBool(o.follow)}}
 	screen := o.app.Screen(o.follow && o.output.ForPeople())
-	return followDaemon(ctx, o.app, api.PathFlows+"?"+parameters.Encode(), func(list api.FlowList, err error) error {
-		if err != nil && o.output.ForPeople() {
-			return nil
-		}
+	show := func(list api.FlowList) error {
 		list.TypeMeta = api.Type(api.KindFlowList)
 		list.Items = append([]api.Flow{}, list.Items...) // never null
 		return screen.Draw(func(w io.Writer) error { return o.print(w, list) })
-	})
+	}
+	c, err := o.app.daemon()
+	if err != nil {
+		return err
+	}
+	err = daemonclient.Follow(ctx, c, api.PathFlows+"?"+parameters.Encode(), show)
+	if errors.Is(err, daemonclient.ErrNoDaemon) {
+		fmt.Fprintln(o.app.Errout, "not connected")
+		if err = nil; !o.output.ForPeople() {
+			err = show(api.FlowList{})
+		}
+	}
+	return err
 }
 
 func (o *flowsOptions) print(w io.Writer, list api.FlowList) error {

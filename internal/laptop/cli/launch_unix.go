@@ -10,9 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detach starts the command in a new session, so that Ctrl-C and the end of this terminal do not affect it.
-func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
-
 // ownGroup starts the command in a process group of its own, which Ctrl-C on this terminal does not reach.
 func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 

@@ -8,11 +8,6 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// detach starts the command without a console, so that Ctrl-C and the end of this console do not affect it.
-func detach(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: windows.DETACHED_PROCESS | windows.CREATE_NEW_PROCESS_GROUP}
-}
-
 // ownGroup starts the command in a process group of its own, which Ctrl-C on this console does not reach.
 func ownGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: windows.CREATE_NEW_PROCESS_GROUP}

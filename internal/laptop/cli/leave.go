@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 )
 
@@ -77,18 +78,18 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	o.req.Connection = connection
 	ended, err := o.endIntercepts(ctx, on)
 	e, ok := errors.AsType[*api.Error](err)
-	unknown := errors.Is(err, errNoDaemon) || ok && e.Code == api.ExitWorkload
+	unknown := errors.Is(err, daemonclient.ErrNoDaemon) || ok && e.Code == api.ExitWorkload
 	if unknown && len(o.req.Workloads) > 0 && !slices.ContainsFunc(o.req.Workloads, isID) {
 		removeErr := o.removeLeftovers(ctx, on)
 		if e := api.AsError(removeErr); e == nil || e.Code != api.ExitWorkload && e.Code != api.ExitKubeconfig {
 			return removeErr
 		} // else there are no leftovers, or no kubeconfig: the first error counts
 	}
-	if errors.Is(err, errNoDaemon) && len(o.req.Workloads) > 0 {
+	if errors.Is(err, daemonclient.ErrNoDaemon) && len(o.req.Workloads) > 0 {
 		return api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", o.req.Workloads[0]).
 			WithHint("`kubevpn reset` removes the intercepts of other users")
 	}
-	if err != nil && !errors.Is(err, errNoDaemon) {
+	if err != nil && !errors.Is(err, daemonclient.ErrNoDaemon) {
 		return err
 	}
 	quiet()
@@ -109,7 +110,7 @@ func (k *kubeFlags) connection(ctx context.Context, a *app) (string, error) {
 		return "", err
 	}
 	status, err := a.status(ctx)
-	if err != nil && !errors.Is(err, errNoDaemon) {
+	if err != nil {
 		return "", err
 	}
 	for _, connection := range status.Connections {
@@ -122,13 +123,11 @@ func (k *kubeFlags) connection(ctx context.Context, a *app) (string, error) {
 
 // endIntercepts has the daemon end the intercepts, and returns how many ended.
 func (o *leaveOptions) endIntercepts(ctx context.Context, on func(api.Event)) (ended int, err error) {
-	c, err := o.app.client()
+	c, err := o.app.daemon()
 	if err != nil {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, endTimeout)
-	defer cancel()
-	err = c.post(ctx, api.PathLeave, o.req, func(e api.Event) {
+	err = c.Leave(ctx, o.req, func(e api.Event) {
 		on(e)
 		if e.Done {
 			ended++

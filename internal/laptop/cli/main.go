@@ -19,7 +19,9 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
+	"kubevpn/internal/process/version"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -129,22 +131,28 @@ func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 // paths returns the paths of the user's files.
 func (a *app) paths() (config.Paths, error) { return config.Locate(a.getenv) }
 
-// client returns a client of the daemon of this user, which may not run.
-func (a *app) client() (*daemonClient, error) {
+// daemon returns a client of the daemon of this user, which may not run.
+func (a *app) daemon() (*daemonclient.Client, error) {
 	paths, err := a.paths()
-	if err != nil {
-		return nil, err
-	}
-	return newClient(paths), nil
+	return daemonclient.New(daemonclient.Config{
+		Paths: paths, Executable: a.executable, Environ: a.environ, StartHelper: a.StartHelper,
+		Announce: func(line string) { a.Note("%s", line) }, Log: a.log,
+	}), err
 }
 
-// status returns the status of the daemon, or errNoDaemon if none runs.
+// status returns the status of the daemon. If none runs, the status has no connections.
 func (a *app) status(ctx context.Context) (api.Status, error) {
-	c, err := a.client()
+	c, err := a.daemon()
 	if err != nil {
 		return api.Status{}, err
 	}
-	return c.status(ctx)
+	status, err := c.Status(ctx)
+	if errors.Is(err, daemonclient.ErrNoDaemon) {
+		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
+		err = nil
+	}
+	status.TypeMeta, status.Machine = api.Type(api.KindStatus), a.Machine
+	return status, err
 }
 
 func (a *app) getenv(name string) string {

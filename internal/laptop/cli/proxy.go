@@ -192,3 +192,12 @@ func portName(p api.PortMap) string {
 	}
 	return s
 }
+
+// intercept has the daemon hold the intercepts of the request.
+func (a *app) intercept(ctx context.Context, req api.InterceptRequest, on func(api.Event), quiet func()) error {
+	d, err := a.daemon()
+	if err != nil {
+		return err
+	}
+	return d.Intercept(ctx, req, on, quiet)
+}

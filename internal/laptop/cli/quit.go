@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"kubevpn/internal/laptop/cli/daemonclient"
+
 	"github.com/spf13/cobra"
 )
 
@@ -21,14 +23,14 @@ func newQuit(a *app) *cobra.Command {
 }
 
 func (a *app) quit(ctx context.Context) error {
-	c, err := a.client()
+	c, err := a.daemon()
 	if err != nil {
 		return err
 	}
 	p := a.Progress()
 	defer p.Stop()
-	err = a.quitDaemon(ctx, c, p.Show)
-	if errors.Is(err, errNoDaemon) {
+	err = c.Quit(ctx, p.Show)
+	if errors.Is(err, daemonclient.ErrNoDaemon) {
 		fmt.Fprintln(a.Errout, "no daemon is running")
 		return nil
 	}

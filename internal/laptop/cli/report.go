@@ -97,7 +97,7 @@ func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportP
 	p := o.app.Progress()
 	defer p.Stop()
 	p.Show(api.Event{Step: "Collecting"})
-	status, statusErr := (&statusOptions{app: o.app}).read(ctx)
+	status, statusErr := o.app.status(ctx)
 	var secrets redact.Redactor
 	secrets.Add(report.Environment(o.app.environ)...)
 	secrets.Add(o.kube.in.Secrets()...)

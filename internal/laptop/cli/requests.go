@@ -120,7 +120,11 @@ func (o *requestsOptions) run(ctx context.Context) error {
 
 // follow prints the records of the daemon until they end.
 func (o *requestsOptions) follow(ctx context.Context, p *recordPrinter) error {
-	return o.app.recorded(ctx, o.req, func(r *api.Record) error {
+	c, err := o.app.daemon()
+	if err != nil {
+		return err
+	}
+	return c.Requests(ctx, o.req, func(r *api.Record) error {
 		if err := p.record(r); err != nil {
 			return err
 		}
@@ -128,30 +132,6 @@ func (o *requestsOptions) follow(ctx context.Context, p *recordPrinter) error {
 			return errEnough
 		}
 		return nil
-	})
-}
-
-// recorded calls on with the records of the daemon until they end.
-func (a *app) recorded(ctx context.Context, req api.RequestsRequest, on func(*api.Record) error) error {
-	c, err := a.client()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	resp, err := c.do(ctx, http.MethodPost, api.PathRequests, req)
-	if errors.Is(err, errNoDaemon) {
-		return api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", req.Workload).
-			WithHint("`kubevpn proxy` intercepts a workload")
-	} else if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	return readLines(ctx, c, resp.Body, func(r api.Record) error {
-		if r.Error != nil {
-			return r.Error
-		}
-		return on(&r)
 	})
 }
 

@@ -31,6 +31,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/process/version"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/host/sandbox"
@@ -309,12 +310,7 @@ func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
 
 func quitLeftover(runtime string) {
 	p := config.Paths{RuntimeDir: filepath.Join(runtime, "kubevpn")}
-	c := newClient(p)
-	resp, err := c.do(context.Background(), http.MethodPost, api.PathQuit, nil)
-	if err == nil {
-		resp.Body.Close()
-		c.gone(context.Background())
-	}
+	_ = daemonclient.New(daemonclient.Config{Paths: p}).Quit(context.Background(), func(api.Event) {})
 }
 
 // fakeDaemon behaves as the context of each request says. It records requests in files of the state directory, for the

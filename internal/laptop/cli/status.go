@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -48,7 +47,7 @@ func newStatus(a *app) *cobra.Command {
 }
 
 func (o *statusOptions) run(ctx context.Context) error {
-	status, err := o.read(ctx)
+	status, err := o.app.status(ctx)
 	if err != nil {
 		return err
 	}
@@ -63,17 +62,6 @@ func (o *statusOptions) run(ctx context.Context) error {
 	return o.follow(ctx, status)
 }
 
-// read returns the status of the daemon. If none runs, the status has no connections.
-func (o *statusOptions) read(ctx context.Context) (api.Status, error) {
-	status, err := o.app.status(ctx)
-	if errors.Is(err, errNoDaemon) {
-		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
-		err = nil
-	}
-	status.TypeMeta, status.Machine = api.Type(api.KindStatus), o.app.Machine
-	return status, err
-}
-
 // watchInterval is the pause between two requests of --watch, which the daemon answers from memory.
 const watchInterval = time.Second
 
@@ -85,7 +73,7 @@ func (o *statusOptions) follow(ctx context.Context, status api.Status) error {
 		return err
 	}
 	for wakeup.Pause(ctx, watchInterval) {
-		status, err := o.read(ctx)
+		status, err := o.app.status(ctx)
 		if ctx.Err() != nil {
 			break
 		}

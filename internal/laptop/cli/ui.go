@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"runtime"
@@ -14,6 +13,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 )
 
@@ -59,17 +59,15 @@ func (o *uiOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var c *daemonClient
-	if o.stop { // a daemon that does not run serves no page
-		c, err = o.app.client()
-	} else {
-		c, _, err = o.app.daemon(ctx)
+	c, err := o.app.daemon()
+	if err == nil && !o.stop { // a daemon that does not run serves no page
+		_, err = c.Start(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	p, err := c.page(ctx, req)
-	if err != nil && !(o.stop && errors.Is(err, errNoDaemon)) {
+	p, err := c.Page(ctx, req)
+	if err != nil && !(o.stop && errors.Is(err, daemonclient.ErrNoDaemon)) {
 		return err
 	}
 	p.TypeMeta = api.Type(api.KindPage)
@@ -107,13 +105,6 @@ func (o *uiOptions) request() (api.PageRequest, error) {
 		ConnectSettings: cfg.ConnectSettings,
 	}
 	return req, nil
-}
-
-// page asks the daemon to begin or to end its page.
-func (c *daemonClient) page(ctx context.Context, req api.PageRequest) (api.Page, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	return call[api.Page](ctx, c, http.MethodPost, api.PathPage, req)
 }
 
 // open opens a file in the user's browser, and reports whether there may be one.

@@ -11,6 +11,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/hostservice"
 	"kubevpn/internal/process/version"
@@ -42,15 +43,15 @@ func (a *app) version(ctx context.Context) (api.Version, error) {
 		Version:  version.String(), Commit: version.Commit(), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Image: config.Default().Image,
 	}
-	c, err := a.client()
+	c, err := a.daemon()
 	if err != nil {
 		return v, err
 	}
-	info, err := c.info(ctx)
+	info, err := c.Info(ctx)
 	switch {
 	case err == nil:
 		v.Daemon = &info.Version
-	case !errors.Is(err, errNoDaemon):
+	case !errors.Is(err, daemonclient.ErrNoDaemon):
 		return v, err
 	}
 	s, err := hostservice.Status(ctx)

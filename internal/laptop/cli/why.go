@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -149,7 +148,7 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 // connection adds what the daemon knows of the connection to the cluster, and of its intercepts.
 func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why.Config) error {
 	status, err := o.app.status(ctx)
-	if err != nil && !errors.Is(err, errNoDaemon) {
+	if err != nil {
 		return err
 	}
 	n := slices.IndexFunc(status.Connections, func(s api.Connection) bool { return s.ClusterID == c.ID() })
@@ -162,9 +161,9 @@ func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why
 	if !slices.ContainsFunc(status.Intercepts, ours) {
 		return nil
 	}
-	client, err := o.app.client()
+	d, err := o.app.daemon()
 	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
-		return client.trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
+		return d.Trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
 	}
 	return err
 }

@@ -1,6 +1,6 @@
 //go:build unix
 
-package cli
+package daemonclient
 
 import (
 	"bufio"
@@ -40,7 +40,7 @@ func TestRequestThatNoDaemonAcceptsReportsNoDaemon(t *testing.T) {
 	paths, l := listenAsDaemon(t)
 	asked := make(chan error, 1)
 	go func() {
-		_, err := newClient(paths).status(t.Context())
+		_, err := New(Config{Paths: paths}).Status(t.Context())
 		asked <- err
 	}()
 	raw, err := l.(*net.UnixListener).SyscallConn()
@@ -57,13 +57,13 @@ func TestRequestThatNoDaemonAcceptsReportsNoDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-	if err := <-asked; !errors.Is(err, errNoDaemon) {
-		t.Errorf("error %v, want %v", err, errNoDaemon)
+	if err := <-asked; !errors.Is(err, ErrNoDaemon) {
+		t.Errorf("error %v, want %v", err, ErrNoDaemon)
 	}
 	if _, err := os.Stat(paths.Socket()); err == nil {
 		t.Error("the socket still exists, so this shows nothing")
 	}
-	if _, err := newClient(paths).status(context.Background()); !errors.Is(err, errNoDaemon) {
+	if _, err := New(Config{Paths: paths}).Status(context.Background()); !errors.Is(err, ErrNoDaemon) {
 		t.Errorf("without a socket: %v", err)
 	}
 }
@@ -97,7 +97,7 @@ func TestInterruptedRequestReturnsTheInterrupt(t *testing.T) {
 			server.Listener = listener
 			server.Start()
 			defer server.Close()
-			c, err := newClient(paths).hold(ctx, api.PathConnect, struct{}{}, func(e api.Event) {
+			c, err := New(Config{Paths: paths}).hold(ctx, api.PathConnect, struct{}{}, func(e api.Event) {
 				if e.Error != nil {
 					t.Errorf("the error %v is shown beside the interrupt", e.Error)
 				}
@@ -133,7 +133,7 @@ func TestAttachedRequestFailsWhenTheDaemonDies(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
-		_, err := newClient(paths).hold(ctx, api.PathConnect, struct{}{}, func(api.Event) {})
+		_, err := New(Config{Paths: paths}).hold(ctx, api.PathConnect, struct{}{}, func(api.Event) {})
 		failed <- err
 	}()
 	select {
