@@ -7,11 +7,12 @@ import (
 	"os"
 
 	"kubevpn/internal/laptop/cli"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/helper"
 )
 
 func main() {
-	os.Exit(cli.Main(cli.Programs{
+	os.Exit(cli.Main(command.Programs{
 		Machine:   string(helper.ThisMachine()),
 		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Hold: hold, Reset: reset,
 	}))

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/testenv"
 )
@@ -38,7 +39,7 @@ func TestEveryCommandHasExamples(t *testing.T) {
 			check(sub)
 		}
 	}
-	check(newRoot(&app{}))
+	check(newRoot(&command.Factory{}, false))
 }
 
 func TestStatusPrintsTables(t *testing.T) {
@@ -137,14 +138,14 @@ func TestTailStartsAtTheLastLines(t *testing.T) {
 func TestFollowContinuesAfterRotation(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubevpn", "daemon.log")
-	a := &app{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, lookup: func(name string) (string, bool) {
+	f := &command.Factory{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, Lookup: func(name string) (string, bool) {
 		return map[string]string{"XDG_STATE_HOME": dir, "HOME": dir}[name], true
 	}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- (&logsOptions{app: a, follow: true, tail: -1}).run(ctx) }()
+	go func() { done <- (&logsOptions{f: f, follow: true, tail: -1}).run(ctx) }()
 	seen := func(text string) func() bool {
-		return func() bool { return a.Out.(*testenv.Buffer).String() == text }
+		return func() bool { return f.Out.(*testenv.Buffer).String() == text }
 	}
 	must := func(err error) {
 		t.Helper()

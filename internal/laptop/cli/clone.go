@@ -13,6 +13,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 )
 
@@ -23,8 +24,8 @@ type cloneOptions struct {
 	volumes []string
 }
 
-func newClone(a *app) *cobra.Command {
-	o := &cloneOptions{proxyOptions: proxyOptions{app: a, output: term.NewObjectFormat("text")}}
+func newClone(f *command.Factory) *cobra.Command {
+	o := &cloneOptions{proxyOptions: proxyOptions{f: f, output: term.NewObjectFormat("text")}}
 	cmd := &cobra.Command{
 		Use:   "clone TYPE/NAME [-- COMMAND...]",
 		Short: "Run a copy of a workload in the cluster for your requests",
@@ -33,7 +34,7 @@ func newClone(a *app) *cobra.Command {
 			"the workload. The clone runs until `kubevpn leave`. If this machine disappears, Kubernetes deletes\n" +
 			"the clone after two minutes. The command connects first if necessary. With --sync, it copies files\n" +
 			"of this machine to the clone's container whenever you save them.",
-		Example: examples(
+		Example: command.Examples(
 			"Another image for your requests",
 			"kubevpn clone deployment/web --target-image web:pr-7 --headers x-user=me",
 			"Edit files here, run them in the cluster",
@@ -60,9 +61,9 @@ func newClone(a *app) *cobra.Command {
 				}
 				o.clone.Command = words
 			}
-			return a.Report(cmd.Context(), o.output, o.run)
+			return f.Report(cmd.Context(), o.output, o.run)
 		},
-		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
+		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
 	o.addTo(cmd)
 	return cmd
@@ -76,8 +77,8 @@ func (o *cloneOptions) addTo(cmd *cobra.Command) {
 		"repeated (default: all ports)")
 	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "",
 		"container that the flags change (default: as for 'kubevpn proxy')")
-	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
-	o.flags.addTo(cmd, o.app, config.KeyMode, config.KeyRequireMatch)
+	command.CompleteWith(cmd, "container", o.flags.CompleteContainers)
+	o.flags.AddTo(cmd, o.f, config.KeyMode, config.KeyRequireMatch)
 	f := cmd.Flags()
 	f.StringVar(&o.clone.Image, "target-image", "", "image of the clone's container (default: the workload's)")
 	f.StringArrayVar(&o.clone.Env, "env", nil, "NAME=VALUE in the clone's environment; may be repeated")
@@ -101,7 +102,7 @@ func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "restart the container's command when files have changed")
 	f.BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then delete the clone, and disconnect if this command connected")
-	completeWith(cmd, "target-namespace", o.flags.kube.completeNamespaces(o.app))
+	command.CompleteWith(cmd, "target-namespace", o.flags.CompleteNamespaces)
 	o.output.AddTo(cmd)
 }
 

@@ -12,62 +12,65 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type configOptions struct {
-	app     *app
-	kube    kubeFlags
+	f       *command.Factory
+	kube    command.ClusterFlags
 	origins bool
 	output  *term.Format
 }
 
-func newConfig(a *app) *cobra.Command {
+func newConfig(f *command.Factory) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Show the settings",
 		Long: "Show the settings of all commands. A flag takes precedence over the environment, the environment\n" +
 			"over your file, your file over the client defaults of the cluster, and these over the built-in default.",
-		Example: examples("Show each setting and where it comes from", "kubevpn config view --show-origin"),
-		Args:    noArgs,
+		Example: command.Examples("Show each setting and where it comes from", "kubevpn config view --show-origin"),
+		Args:    command.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	o := &configOptions{app: a, output: term.NewObjectFormat("text")}
+	o := &configOptions{f: f, output: term.NewObjectFormat("text")}
 	view := &cobra.Command{
 		Use:   "view",
 		Short: "Print the settings in the format of the configuration file",
 		Long: "Print the settings that have a value, in the format of the configuration file. The command reads the\n" +
 			"client defaults from the cluster. If that fails, it warns and prints the other settings.",
-		Example: examples(
+		Example: command.Examples(
 			"Print the settings", "kubevpn config view",
 			"Show where each setting comes from", "kubevpn config view --show-origin",
 			"Show those for another cluster", "kubevpn config view --show-origin --context staging",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.view(cmd.Context()) },
 	}
 	view.Flags().BoolVar(&o.origins, "show-origin", false, "print all settings, with the origin of each value")
 	o.output.AddTo(view)
-	o.kube.addTo(view, a)
-	section(view, sectionConnection, func(*pflag.FlagSet) { config.AddFlags(view, config.KeyManagerNamespace) })
+	o.kube.AddTo(view, f)
+	command.Section(view, command.SectionConnection, func(*pflag.FlagSet) {
+		config.AddFlags(view, config.KeyManagerNamespace)
+	})
 	cmd.AddCommand(view)
 	return cmd
 }
 
 func (o *configOptions) view(ctx context.Context) error {
-	cfg, err := o.kube.settings(o.app)
+	cfg, err := o.kube.Settings()
 	if err != nil {
 		return err
 	}
-	p := o.app.Progress()
+	p := o.f.Progress()
 	defer p.Stop()
-	resolved, _, _, err := o.kube.resolve(ctx, o.app, p.Show, nil)
+	resolved, err := o.kube.ResolveSettings(ctx, p.Show)
 	p.Stop()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		fmt.Fprintf(o.app.Errout, "! without the client defaults of the cluster: %s\n", api.OneLine(err.Error()))
+		fmt.Fprintf(o.f.Errout, "! without the client defaults of the cluster: %s\n", api.OneLine(err.Error()))
 	default:
 		cfg = resolved
 	}
@@ -75,11 +78,11 @@ func (o *configOptions) view(ctx context.Context) error {
 	case !o.output.ForPeople():
 		names := api.Texts(all, func(s api.Setting) string { return "setting/" + s.Key })
 		list := api.SettingList{TypeMeta: api.Type(api.KindSettingList), Items: all}
-		return o.output.Print(o.app.Out, list, names...)
+		return o.output.Print(o.f.Out, list, names...)
 	case o.origins:
-		return printOrigins(o.app.Out, all)
+		return printOrigins(o.f.Out, all)
 	default:
-		return printSettings(o.app.Out, all)
+		return printSettings(o.f.Out, all)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/dev"
 	"kubevpn/pkg/host/sandbox"
@@ -33,8 +34,8 @@ type devOptions struct {
 	docker    dockerOptions
 }
 
-func newDev(a *app) *cobra.Command {
-	o := &devOptions{proxyOptions: proxyOptions{app: a, output: term.NewFormat("text")}}
+func newDev(f *command.Factory) *cobra.Command {
+	o := &devOptions{proxyOptions: proxyOptions{f: f, output: term.NewFormat("text")}}
 	cmd := &cobra.Command{
 		Use:   "dev TYPE/NAME [flags] -- COMMAND...",
 		Short: "Run a program on this machine as a container of a workload",
@@ -44,7 +45,7 @@ func newDev(a *app) *cobra.Command {
 			"also receives requests of the workload.\n\n" +
 			"When the program ends, kubevpn removes everything that it created, and exits with the exit code of\n" +
 			"the program. Secrets stay in memory.",
-		Example: examples(
+		Example: command.Examples(
 			"Run a server that receives your requests",
 			"kubevpn dev deployment/web --headers x-user=me -- go run ./cmd/web",
 			"Debug a server that receives all requests", "kubevpn dev deployment/web --proxy -- dlv debug ./cmd/web",
@@ -78,11 +79,11 @@ func newDev(a *app) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]
-			return a.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
+			return f.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
 				return o.run(ctx, args[1:], on, quiet)
 			})
 		},
-		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
+		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
 	o.addTo(cmd)
 	return cmd
@@ -92,8 +93,8 @@ func newDev(a *app) *cobra.Command {
 func (o *devOptions) addTo(cmd *cobra.Command) {
 	o.spec.addTo(cmd)
 	cmd.Flag("container").Usage = "container that the program replaces " + defaultContainer
-	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
-	o.flags.addWithoutImage(cmd, o.app, config.KeyMode, config.KeyRequireMatch)
+	command.CompleteWith(cmd, "container", o.flags.CompleteContainers)
+	o.flags.AddWithoutImage(cmd, o.f, config.KeyMode, config.KeyRequireMatch)
 	f := cmd.Flags()
 	f.BoolVar(&o.isolate, "isolate", false,
 		"run the program in its own network namespace (Linux): needs no sudo and no daemon, and does not change the "+
@@ -129,9 +130,9 @@ func (o *devOptions) wantsRequests() bool {
 	return o.inbound || len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0 || len(o.spec.ports) > 0
 }
 
-func (o *devOptions) run(ctx context.Context, command []string, on func(api.Event), quiet func()) error {
+func (o *devOptions) run(ctx context.Context, program []string, on func(api.Event), quiet func()) error {
 	options := dev.Options{
-		Args: command, Init: []string{sandboxCommand}, Environ: o.app.environ, FromPod: o.fromPod,
+		Args: program, Init: []string{command.SandboxCommand}, Environ: o.f.Environ, FromPod: o.fromPod,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Show: on, Quiet: quiet,
 	}
 	if err := o.complete(&options); err != nil {
@@ -141,43 +142,26 @@ func (o *devOptions) run(ctx context.Context, command []string, on func(api.Even
 	if err != nil {
 		return err
 	}
-	on, o.flags.here = runner.Show, options.Mode != dev.OnMachine
+	on, o.flags.Here = runner.Show, options.Mode != dev.OnMachine
 	req, workload, err := o.attached(ctx, on)
 	if err != nil {
 		return err
 	}
-	c := o.flags.cluster
-	consenting := o.flags.consenting(o.app, &req.Connect, o.output, quiet)
 	code, err := runner.Run(ctx, dev.Target{
-		Cluster: c, Namespace: req.Connect.Namespace, Workload: workload, Container: o.spec.container,
+		Cluster: o.flags.Cluster, Namespace: req.Connect.Namespace, Workload: workload, Container: o.spec.container,
 		Hold: func(ctx context.Context, on func(api.Event)) error {
-			return consenting.run(ctx, on, func(on func(api.Event)) error {
-				return o.app.intercept(ctx, req, on, quiet)
-			})
+			return o.intercept(ctx, req, on, quiet)
 		},
 		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
-			return consenting.run(ctx, on, func(on func(api.Event)) error {
-				return o.app.isolated(ctx, req, place, ready, on)
+			return o.flags.Consenting(&req.Connect, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
+				return o.f.Isolated(ctx, req, place, ready, on)
 			})
 		},
 	})
 	if err == nil && code != 0 {
-		return exitCode(code)
+		return command.ExitCode(code)
 	}
 	return err
-}
-
-// isolated holds a connection, and the intercepts of the request, for place. It calls ready once all of them are
-// established.
-func (a *app) isolated(
-	ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), on func(api.Event),
-) error {
-	return a.Hold(ctx, req, place, nil, func(e api.Event) {
-		on(e)
-		if e.Held {
-			ready()
-		}
-	})
 }
 
 // attached returns the request to the daemon that lasts as long as the program: for the connection, and for an
@@ -218,7 +202,7 @@ func (o *devOptions) complete(d *dev.Options) (err error) {
 	switch {
 	case o.docker.enabled:
 		d.Mode = dev.InDocker
-		d.Docker, err = o.docker.config(o.app)
+		d.Docker, err = o.docker.config(o.f)
 	case o.isolate:
 		d.Mode = dev.Isolated
 	}
@@ -234,7 +218,7 @@ func (o *devOptions) environment() ([]string, error) {
 			return api.Errorf(api.ExitUsage, "%s: %q is neither NAME=VALUE nor NAME", from, entry)
 		}
 		if !given {
-			value, there := o.app.lookup(name)
+			value, there := o.f.Lookup(name)
 			if !there {
 				return api.Errorf(api.ExitUsage, "%s: %s is not set in the environment of this machine", from, name).
 					WithHint("set it, or write its value: %s=VALUE", name)
@@ -291,6 +275,3 @@ func (o *devOptions) directories() (map[string]string, error) {
 	}
 	return all, nil
 }
-
-// sandboxCommand names the hidden command as which dev starts this program in a sandbox.
-const sandboxCommand = "sandbox"

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/docker"
 )
@@ -61,17 +62,17 @@ func (o *dockerOptions) args(cmd *cobra.Command, args []string) (err error) {
 }
 
 // config returns the configuration from the flags.
-func (o *dockerOptions) config(a *app) (docker.Config, error) {
+func (o *dockerOptions) config(f *command.Factory) (docker.Config, error) {
 	terminal := term.File(os.Stdin) != nil
 	if (o.interactive || o.arguments.Interactive) && (o.tty || o.arguments.TTY) && !terminal {
 		return docker.Config{}, api.Errorf(api.ExitUsage,
 			"-i with -t requires a terminal, but standard input is not a terminal").
 			WithHint("remove -t to use standard input as it is")
 	}
-	paths, err := a.paths()
+	paths, err := f.Paths()
 	return docker.Config{
 		Image: o.image, Interactive: o.interactive, TTY: o.tty, Terminal: terminal, Publish: o.publish,
 		Arguments: o.arguments,
-		Paths:     paths, Executable: a.executable,
+		Paths:     paths, Executable: f.Executable,
 	}, err
 }

@@ -16,6 +16,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/diff"
 	"kubevpn/internal/inspect/exchanges"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/pkg/wakeup"
 )
@@ -31,8 +32,8 @@ type diffOptions struct {
 	har      string
 }
 
-func newDiff(a *app) *cobra.Command {
-	o := &diffOptions{proxyOptions: proxyOptions{app: a, output: term.NewFormat("text", "json", "yaml")}, body: 64 << 10}
+func newDiff(f *command.Factory) *cobra.Command {
+	o := &diffOptions{proxyOptions: proxyOptions{f: f, output: term.NewFormat("text", "json", "yaml")}, body: 64 << 10}
 	cmd := &cobra.Command{
 		Use:   "diff TYPE/NAME [flags] [-- COMMAND...]",
 		Short: "Compare the answers of a program on this machine with those of a workload",
@@ -45,7 +46,7 @@ func newDiff(a *app) *cobra.Command {
 			"such as a time. The program gets the requests as clients sent them, with their credentials.\n\n" +
 			"The exit code is 0 if no answer differs, 100 if some do, and 101 if no request was compared. Ctrl-C\n" +
 			"ends the comparison and prints the result.",
-		Example: examples(
+		Example: command.Examples(
 			"Compare the answers to all requests until Ctrl-C", "kubevpn diff deployment/web -- ./server",
 			"To your requests, with a program that runs already",
 			"kubevpn diff deployment/web --headers x-user=me --port 8080",
@@ -69,12 +70,12 @@ func newDiff(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]
 			// Standard output has the result alone, in each format.
-			return a.Report(cmd.Context(), term.NewFormat("text"),
+			return f.Report(cmd.Context(), term.NewFormat("text"),
 				func(ctx context.Context, on func(api.Event), quiet func()) error {
 					return o.run(ctx, args[1:], on, quiet)
 				})
 		},
-		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
+		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
 	o.addTo(cmd)
 	return cmd
@@ -83,8 +84,8 @@ func newDiff(a *app) *cobra.Command {
 // addTo defines the flags.
 func (o *diffOptions) addTo(cmd *cobra.Command) {
 	o.spec.addTarget(cmd)
-	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
-	o.flags.addTo(cmd, o.app, config.KeyMode, config.KeyRequireMatch, config.KeyRedact)
+	command.CompleteWith(cmd, "container", o.flags.CompleteContainers)
+	o.flags.AddTo(cmd, o.f, config.KeyMode, config.KeyRequireMatch, config.KeyRedact)
 	flags := cmd.Flags()
 	flags.Var(&ignoreFlag{&o.ignored, nil}, "ignore",
 		"place that is not compared: a JSON path such as $.timestamp, $.items[*].id or $..id, or the name of a header;"+
@@ -131,16 +132,13 @@ func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Eve
 	go func() {
 		defer close(ended)
 		var last *api.Intercept
-		consenting := o.flags.consenting(o.app, &req.Connect, o.output, quiet)
-		ended <- consenting.run(holding, on, func(on func(api.Event)) error {
-			return o.app.intercept(holding, req, func(e api.Event) {
-				on(e)
-				last = cmp.Or(e.Intercept, last)
-				if e.Held {
-					held <- last
-				}
-			}, quiet)
-		})
+		ended <- o.intercept(holding, req, func(e api.Event) {
+			on(e)
+			last = cmp.Or(e.Intercept, last)
+			if e.Held {
+				held <- last
+			}
+		}, quiet)
 	}()
 	select {
 	case err := <-ended:
@@ -178,7 +176,7 @@ func (d *diffRun) run(outer context.Context, ended <-chan error) (err error) {
 		return err
 	}
 	defer stop()
-	d.results = diff.NewResults(d.o.flags.cfg.Redact, func(g api.DiffGroup) { d.o.app.Note("%s", groupText(g)) })
+	d.results = diff.NewResults(d.o.flags.Config.Redact, func(g api.DiffGroup) { d.o.f.Note("%s", groupText(g)) })
 	if d.har, err = d.o.openHAR(); err != nil {
 		return err
 	}
@@ -203,7 +201,7 @@ func (d *diffRun) run(outer context.Context, ended <-chan error) (err error) {
 
 // compare returns why the comparison failed, or nil at its regular end.
 func (d *diffRun) compare(ctx context.Context, cancel context.CancelCauseFunc) error {
-	c, err := d.o.app.daemon()
+	c, err := d.o.f.Daemon()
 	if err != nil {
 		return err
 	}
@@ -232,10 +230,10 @@ func (d *diffRun) compare(ctx context.Context, cancel context.CancelCauseFunc) e
 func (d *diffRun) record(r *api.Record) error {
 	d.dropped = max(d.dropped, r.Dropped)
 	if r.Warning != "" {
-		d.o.app.Note("! %s", api.OneLine(r.Warning))
+		d.o.f.Note("! %s", api.OneLine(r.Warning))
 	}
 	if r.Pods > 0 {
-		d.o.app.Note("comparing the answers of %s in %s with those of this machine; Ctrl-C ends", d.intercept.Workload,
+		d.o.f.Note("comparing the answers of %s in %s with those of this machine; Ctrl-C ends", d.intercept.Workload,
 			api.Count(r.Pods, "pod"))
 	}
 	if r.Exchange != nil {
@@ -243,7 +241,7 @@ func (d *diffRun) record(r *api.Record) error {
 	}
 	if !d.warned && d.dropped+d.comparer.Dropped() > 0 {
 		d.warned = true
-		d.o.app.Note("! requests are dropped, because there are too many at a time")
+		d.o.f.Note("! requests are dropped, because there are too many at a time")
 	}
 	return nil
 }
@@ -252,13 +250,13 @@ const progressInterval = 5 * time.Second
 
 // progress prints on a terminal how many requests were compared, whenever there are more.
 func (d *diffRun) progress(ctx context.Context) {
-	if term.File(d.o.app.Errout) == nil {
+	if term.File(d.o.f.Errout) == nil {
 		return
 	}
 	for last := 0; wakeup.Pause(ctx, progressInterval); {
 		requests, differ := d.results.Counts()
 		if requests != last {
-			d.o.app.Note("%s, %d differ", api.Count(requests, "request"), differ)
+			d.o.f.Note("%s, %d differ", api.Count(requests, "request"), differ)
 		}
 		last = requests
 	}
@@ -272,9 +270,9 @@ func (d *diffRun) report(failure error) error {
 	result.Dropped = d.dropped + d.comparer.Dropped()
 	var err error
 	if d.o.output.ForPeople() {
-		_, err = io.WriteString(d.o.app.Out, diffText(&result))
+		_, err = io.WriteString(d.o.f.Out, diffText(&result))
 	} else {
-		err = d.o.output.Print(d.o.app.Out, result)
+		err = d.o.output.Print(d.o.f.Out, result)
 	}
 	switch {
 	case failure != nil || err != nil:
@@ -284,7 +282,7 @@ func (d *diffRun) report(failure error) error {
 			WithHint("send requests that match %s to %s; `kubevpn requests %s -f` shows those that arrive",
 				d.intercept.Match, d.intercept.Workload, d.intercept.Workload)
 	case result.Differ > 0:
-		return exitCode(api.ExitDiffer)
+		return command.ExitCode(api.ExitDiffer)
 	}
 	return nil
 }
@@ -355,7 +353,7 @@ func (o *diffOptions) openHAR() (*harFile, error) {
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "--har: %w", err)
 	}
-	return &harFile{file: f, har: exchanges.NewHAR(f), redact: o.flags.cfg.Redact}, nil
+	return &harFile{file: f, har: exchanges.NewHAR(f), redact: o.flags.Config.Redact}, nil
 }
 
 // add writes both exchanges of a request.

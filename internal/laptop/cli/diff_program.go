@@ -36,7 +36,7 @@ func (d *diffRun) start(ctx context.Context, p *diff.Program, cancel context.Can
 	}
 	running, end := context.WithCancel(ctx)
 	cmd := exec.CommandContext(running, d.command[0], d.command[1:]...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = d.o.app.environ, os.Stderr, os.Stderr // the result alone is on standard output
+	cmd.Env, cmd.Stdout, cmd.Stderr = d.o.f.Environ, os.Stderr, os.Stderr // the result alone is on standard output
 	cmd.Cancel = func() error { return endGroup(cmd, false) }
 	cmd.WaitDelay = programEnd
 	ownGroup(cmd)
@@ -63,7 +63,7 @@ func (d *diffRun) start(ctx context.Context, p *diff.Program, cancel context.Can
 		end()
 		<-ended
 	})
-	d.o.app.Note("waiting until %s listens on %s", d.command[0], d.ports())
+	d.o.f.Note("waiting until %s listens on %s", d.command[0], d.ports())
 	listens := func(ctx context.Context) (bool, error) { return p.Listens(ctx) != "", nil }
 	if err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, programStart, true, listens); err != nil {
 		stop()

@@ -4,28 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 )
 
 type disconnectOptions struct {
-	app *app
+	f   *command.Factory
 	ids []string
 	all bool
 }
 
-func newDisconnect(a *app) *cobra.Command {
-	o := &disconnectOptions{app: a}
+func newDisconnect(f *command.Factory) *cobra.Command {
+	o := &disconnectOptions{f: f}
 	cmd := &cobra.Command{
 		Use:   "disconnect [ID...]",
 		Short: "End connections and undo their changes to this machine",
 		Long: "End the connections with the given IDs. Without an ID, end the only connection. After the last\n" +
 			"connection has ended, the root helper exits immediately and the daemon after one minute.",
-		Example: examples(
+		Example: command.Examples(
 			"End the only connection", "kubevpn disconnect",
 			"End one connection, by its ID from `kubevpn status`", "kubevpn disconnect 3f2a91c04b7e",
 			"End all connections", "kubevpn disconnect --all",
@@ -40,20 +42,20 @@ func newDisconnect(a *app) *cobra.Command {
 			o.ids = args
 			return o.run(cmd.Context())
 		},
-		ValidArgsFunction: a.completeConnections,
+		ValidArgsFunction: f.CompleteFromStatus(connectionIDs),
 	}
 	cmd.Flags().BoolVar(&o.all, "all", false, "end all connections")
 	return cmd
 }
 
 func (o *disconnectOptions) run(ctx context.Context) error {
-	c, err := o.app.daemon()
+	c, err := o.f.Daemon()
 	if err != nil {
 		return err
 	}
 	req := api.DisconnectRequest{IDs: o.ids, All: o.all}
 	if !o.all && len(o.ids) == 0 {
-		status, err := o.app.status(ctx)
+		status, err := o.f.Status(ctx)
 		if err != nil {
 			return err
 		}
@@ -61,7 +63,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 			return err
 		}
 	}
-	p := o.app.Progress()
+	p := o.f.Progress()
 	defer p.Stop()
 	ended := 0
 	on := func(e api.Event) {
@@ -81,7 +83,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 		err = nil
 	}
 	if err == nil && ended == 0 {
-		fmt.Fprintln(o.app.Errout, "not connected")
+		fmt.Fprintln(o.f.Errout, "not connected")
 	}
 	return err
 }
@@ -94,4 +96,15 @@ func theOnly(connections []api.Connection) ([]string, error) {
 			WithHint("specify one of %s, or end all with --all", strings.Join(ids, ", "))
 	}
 	return ids, nil
+}
+
+// connectionIDs completes the IDs of connections, described by their clusters.
+func connectionIDs(status api.Status, args []string) []cobra.Completion {
+	var ids []cobra.Completion
+	for _, c := range status.Connections {
+		if !slices.Contains(args, c.ID) {
+			ids = append(ids, cobra.CompletionWithDesc(c.ID, c.Cluster))
+		}
+	}
+	return ids
 }

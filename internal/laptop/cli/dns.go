@@ -13,18 +13,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type dnsOptions struct {
-	app         *app
+	f           *command.Factory
 	output      *term.Format
 	follow, all bool
 }
 
-func newDNS(a *app) *cobra.Command {
-	o := &dnsOptions{app: a, output: term.NewFormat("table", "wide", "json", "yaml", term.JSONPath)}
+func newDNS(f *command.Factory) *cobra.Command {
+	o := &dnsOptions{f: f, output: term.NewFormat("table", "wide", "json", "yaml", term.JSONPath)}
 	cmd := &cobra.Command{
 		Use:   "dns",
 		Short: "Show the DNS queries that went to the clusters, and who answered",
@@ -32,14 +33,14 @@ func newDNS(a *app) *cobra.Command {
 			"answered (cluster DNS, its cache, or an answer that is older than its TTL), the answer, and how long\n" +
 			"it took. The daemon remembers the last 256 of them, in memory, until the last connection ends. It\n" +
 			"remembers no other queries: --all shows those that come while the command follows.",
-		Example: examples(
+		Example: command.Examples(
 			"Show the last queries for names of the clusters", "kubevpn dns",
 			"Also show new ones as they come, until Ctrl-C", "kubevpn dns -f",
 			"Also show the names that this machine's other nameservers are asked for", "kubevpn dns -f --all",
 			"Print the names that do not exist, for a script",
 			"kubevpn dns -o jsonpath='{range .items[?(@.rcode==\"NXDOMAIN\")]}{.name}{\"\\n\"}{end}'",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "show new queries until Ctrl-C")
@@ -59,9 +60,9 @@ func (o *dnsOptions) run(ctx context.Context) error {
 	list := api.DNSQueryList{TypeMeta: api.Type(api.KindDNSQueryList), Items: []api.DNSQuery{}}
 	people := o.output.ForPeople()
 	if people && o.follow {
-		o.printHead(o.app.Out)
+		o.printHead(o.f.Out)
 	}
-	c, err := o.app.daemon()
+	c, err := o.f.Daemon()
 	if err != nil {
 		return err
 	}
@@ -70,26 +71,26 @@ func (o *dnsOptions) run(ctx context.Context) error {
 		case !o.follow:
 			list.Items = append(list.Items, q)
 		case people:
-			o.printRow(o.app.Out, q)
+			o.printRow(o.f.Out, q)
 		default:
 			q.TypeMeta = api.Type(api.KindDNSQuery)
-			return o.output.PrintLine(o.app.Out, true, q)
+			return o.output.PrintLine(o.f.Out, true, q)
 		}
 		return nil
 	})
 	if errors.Is(err, daemonclient.ErrNoDaemon) {
-		fmt.Fprintln(o.app.Errout, "not connected")
+		fmt.Fprintln(o.f.Errout, "not connected")
 		err = nil
 	}
 	switch {
 	case err != nil || o.follow:
 		return err
 	case !people:
-		return o.output.Print(o.app.Out, list)
+		return o.output.Print(o.f.Out, list)
 	}
-	o.printHead(o.app.Out)
+	o.printHead(o.f.Out)
 	for _, q := range list.Items {
-		o.printRow(o.app.Out, q)
+		o.printRow(o.f.Out, q)
 	}
 	return nil
 }

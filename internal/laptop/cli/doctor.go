@@ -15,6 +15,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/doctor"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/connection"
@@ -22,13 +23,13 @@ import (
 )
 
 type doctorOptions struct {
-	app    *app
-	kube   kubeFlags
+	f      *command.Factory
+	kube   command.ClusterFlags
 	output *term.Format
 }
 
-func newDoctor(a *app) *cobra.Command {
-	o := &doctorOptions{app: a, output: term.NewObjectFormat("text")}
+func newDoctor(f *command.Factory) *cobra.Command {
+	o := &doctorOptions{f: f, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find out why a connection does not work",
@@ -37,17 +38,17 @@ func newDoctor(a *app) *cobra.Command {
 			"cluster. Each fault has its cause, its effect and the command that fixes it.\n\n" +
 			"The exit code is 0 if no check failed, otherwise that of the first failed check: the code with\n" +
 			"which `kubevpn connect` would fail. Warnings do not change it.",
-		Example: examples(
+		Example: command.Examples(
 			"Check everything", "kubevpn doctor",
 			"Check another cluster", "kubevpn doctor --context staging -n shop",
 			"Print the faults only, for a script",
 			`kubevpn doctor -o jsonpath='{range .findings[?(@.state=="failed")]}{.cause}{"\n"}{end}'`,
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	o.kube.addTo(cmd, a)
-	section(cmd, sectionConnection, func(*pflag.FlagSet) {
+	o.kube.AddTo(cmd, f)
+	command.Section(cmd, command.SectionConnection, func(*pflag.FlagSet) {
 		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs)
 	})
 	o.output.AddTo(cmd)
@@ -59,7 +60,7 @@ func (o *doctorOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := newDoctorPrinter(o.app.Out)
+	p := newDoctorPrinter(o.f.Out)
 	if o.output.ForPeople() {
 		cfg.Found = p.finding
 	}
@@ -68,41 +69,41 @@ func (o *doctorOptions) run(ctx context.Context) error {
 		return ctx.Err()
 	}
 	if !o.output.ForPeople() {
-		if err := o.output.Print(o.app.Out, d, findingNames(d)...); err != nil {
+		if err := o.output.Print(o.f.Out, d, findingNames(d)...); err != nil {
 			return err
 		}
 	} else {
 		p.end(d)
 	}
 	if f := d.Failed(); f != nil {
-		return exitCode(f.Code)
+		return command.ExitCode(f.Code)
 	}
 	return nil
 }
 
 func (o *doctorOptions) config() (doctor.Config, error) {
-	timeout, err := o.kube.timeout()
+	timeout, err := o.kube.Timeout()
 	if err != nil {
 		return doctor.Config{}, err
 	}
 	cfg := doctor.Config{
-		Terminal: o.app.pluginTerminal(), Timeout: timeout, Machine: o.app.Machine,
-		Prepare:       func() (client.Prepared, error) { return o.kube.prepare(o.app) },
-		Load:          o.app.loadCluster,
+		Terminal: o.f.LoginTerminal(), Timeout: timeout, Machine: o.f.Machine,
+		Prepare:       func() (client.Prepared, error) { return o.kube.Prepare() },
+		Load:          o.f.LoadCluster,
 		Status:        o.status,
 		HelperService: hostservice.Status, Foresee: connection.Foresee, Try: connection.Try,
 	}
-	if cfg.Paths, err = o.app.paths(); err != nil {
+	if cfg.Paths, err = o.f.Paths(); err != nil {
 		return cfg, err
 	}
-	settings, err := o.kube.settings(o.app)
+	settings, err := o.kube.Settings()
 	cfg.Settings = settings.ConnectSettings
 	return cfg, err
 }
 
 // status returns the status of the daemon, or nil if none runs.
 func (o *doctorOptions) status(ctx context.Context) (*api.Status, error) {
-	c, err := o.app.daemon()
+	c, err := o.f.Daemon()
 	if err != nil {
 		return nil, err
 	}

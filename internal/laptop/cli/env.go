@@ -13,21 +13,22 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/podenv"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/dev"
 )
 
 type envOptions struct {
-	app       *app
+	f         *command.Factory
 	workload  string
-	kube      kubeFlags
+	kube      command.ClusterFlags
 	container string
 	file      string
 	output    *term.Format
 }
 
-func newEnv(a *app) *cobra.Command {
-	o := &envOptions{app: a, output: term.NewFormat("dotenv", "shell", "json", "docker")}
+func newEnv(f *command.Factory) *cobra.Command {
+	o := &envOptions{f: f, output: term.NewFormat("dotenv", "shell", "json", "docker")}
 	cmd := &cobra.Command{
 		Use:   "env TYPE/NAME",
 		Short: "Print the environment variables of a workload's container",
@@ -35,7 +36,7 @@ func newEnv(a *app) *cobra.Command {
 			"Secrets and fields, and the variables of its image if a pod runs. The command needs no connection.\n" +
 			"Like `kubevpn dev`, the formats dotenv and shell leave out variables that decide what programs of\n" +
 			"this machine execute, such as PATH.",
-		Example: examples(
+		Example: command.Examples(
 			"Print the variables for a .env file", "kubevpn env deployment/web",
 			"Write them to a file that only you can read", "kubevpn env deployment/web --file .env",
 			"Set them in this shell", "eval \"$(kubevpn env deployment/web -o shell)\"",
@@ -47,21 +48,21 @@ func newEnv(a *app) *cobra.Command {
 			o.workload = args[0]
 			return o.run(cmd.Context())
 		},
-		ValidArgsFunction: o.kube.completeWorkloads(a),
+		ValidArgsFunction: o.kube.CompleteWorkloads,
 	}
-	o.kube.addTo(cmd, a)
+	o.kube.AddTo(cmd, f)
 	cmd.Flags().StringVarP(&o.container, "container", "c", "",
 		"container "+defaultContainer)
 	cmd.Flags().StringVar(&o.file, "file", "", "file to write with mode 0600, instead of standard output")
-	completeWith(cmd, "container", o.kube.completeContainers(a))
+	command.CompleteWith(cmd, "container", o.kube.CompleteContainers)
 	o.output.AddTo(cmd)
 	return cmd
 }
 
 func (o *envOptions) run(ctx context.Context) error {
-	p := o.app.Progress()
+	p := o.f.Progress()
 	defer p.Stop()
-	c, prepared, err := o.kube.login(ctx, o.app, p.Show, "")
+	c, prepared, err := o.kube.Login(ctx, p.Show, "")
 	if err != nil {
 		return err
 	}
@@ -71,7 +72,7 @@ func (o *envOptions) run(ctx context.Context) error {
 		Cluster: c, Namespace: prepared.Namespace, Workload: o.workload, Container: o.container,
 	}, local, warn)
 	if err != nil {
-		return explain(ctx, c, err)
+		return c.ExplainContext(ctx, err)
 	}
 	text, err := formatEnvironment(o.output.String(), variables, warn)
 	p.Stop()
@@ -84,7 +85,7 @@ func (o *envOptions) run(ctx context.Context) error {
 		}
 		return nil
 	}
-	_, err = o.app.Exact().Write(text)
+	_, err = o.f.Exact().Write(text)
 	return err
 }
 

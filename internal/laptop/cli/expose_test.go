@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 )
 
@@ -15,8 +16,8 @@ func TestInstallExposeLoadBalancerNeedsRangesOrConsent(t *testing.T) {
 		"--expose loadbalancer": true, "--expose nodeport": false, "--expose loadbalancer --yes": false,
 		"--expose loadbalancer --expose-source-ranges 203.0.113.0/24": false,
 	} {
-		a := &app{Streams: term.Streams{Out: io.Discard, Errout: io.Discard}, lookup: func(string) (string, bool) { return "", false }}
-		cmd := newInstall(a)
+		f := &command.Factory{Streams: term.Streams{Out: io.Discard, Errout: io.Discard}, Lookup: func(string) (string, bool) { return "", false }}
+		cmd := newInstall(f)
 		cmd.SetArgs(append(strings.Fields(line), "--dry-run", "--image", "registry.example/kubevpn:1"))
 		err := cmd.ExecuteContext(t.Context())
 		if refused != (err != nil && api.AsError(err).Code == api.ExitUsage && strings.Contains(err.Error(), "--expose-source-ranges")) ||

@@ -14,19 +14,20 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type flowsOptions struct {
-	app    *app
+	f      *command.Factory
 	output *term.Format
 	follow bool
 	limit  int
 }
 
-func newFlows(a *app) *cobra.Command {
-	o := &flowsOptions{app: a, output: term.NewFormat("table", "wide", "json", "yaml", term.JSONPath)}
+func newFlows(f *command.Factory) *cobra.Command {
+	o := &flowsOptions{f: f, output: term.NewFormat("table", "wide", "json", "yaml", term.JSONPath)}
 	cmd := &cobra.Command{
 		Use:   "flows",
 		Short: "Show what passes the tunnels now",
@@ -35,14 +36,14 @@ func newFlows(a *app) *cobra.Command {
 			"bytes waiting. The command measures the rates for one second. The round trip is to the traffic\n" +
 			"manager in the gvisor netstack, and to the destination in the system netstack.\n" +
 			"`kubevpn flows` shows the connections of the daemon only, and records nothing.",
-		Example: examples(
+		Example: command.Examples(
 			"Show the fastest flows", "kubevpn flows",
 			"Follow them, also with transports and links", "kubevpn flows -f -o wide",
 			"Print a line of JSON for each second", "kubevpn flows -f -o json --limit 0",
 			"Print the programs whose flows stall, for a script",
 			"kubevpn flows --limit 0 -o jsonpath='{range .items[?(@.stall)]}{.program} {.stall}{\"\\n\"}{end}'",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "show the flows each second until Ctrl-C")
@@ -56,19 +57,19 @@ func (o *flowsOptions) run(ctx context.Context) error {
 		return api.Errorf(api.ExitUsage, "--limit must not be negative").WithHint("use 0 to show all flows")
 	}
 	parameters := url.Values{api.ParamLimit: {strconv.Itoa(o.limit)}, api.ParamFollow: {strconv.FormatBool(o.follow)}}
-	screen := o.app.Screen(o.follow && o.output.ForPeople())
+	screen := o.f.Screen(o.follow && o.output.ForPeople())
 	show := func(list api.FlowList) error {
 		list.TypeMeta = api.Type(api.KindFlowList)
 		list.Items = append([]api.Flow{}, list.Items...) // never null
 		return screen.Draw(func(w io.Writer) error { return o.print(w, list) })
 	}
-	c, err := o.app.daemon()
+	c, err := o.f.Daemon()
 	if err != nil {
 		return err
 	}
 	err = daemonclient.Follow(ctx, c, api.PathFlows+"?"+parameters.Encode(), show)
 	if errors.Is(err, daemonclient.ErrNoDaemon) {
-		fmt.Fprintln(o.app.Errout, "not connected")
+		fmt.Fprintln(o.f.Errout, "not connected")
 		if err = nil; !o.output.ForPeople() {
 			err = show(api.FlowList{})
 		}

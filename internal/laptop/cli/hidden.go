@@ -7,29 +7,30 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/docker"
 	"kubevpn/pkg/host/sandbox"
 )
 
 // addHidden adds the commands that kubevpn itself runs, as other processes.
-func addHidden(root *cobra.Command, a *app) {
+func addHidden(root *cobra.Command, f *command.Factory) {
 	commands := []*cobra.Command{
 		{
 			Use:   "daemon",
 			Short: "Keep connections (started by the other commands)",
-			Args:  noArgs,
-			RunE:  func(cmd *cobra.Command, _ []string) error { return a.runDaemon(cmd.Context()) },
+			Args:  command.NoArgs,
+			RunE:  func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), f) },
 		},
 		{
 			Use:   "helper",
 			Short: "Change the network of this machine for a daemon (started by connect, as root)",
-			Args:  noArgs,
-			RunE:  func(cmd *cobra.Command, _ []string) error { return a.RunHelper(cmd.Context()) },
+			Args:  command.NoArgs,
+			RunE:  func(cmd *cobra.Command, _ []string) error { return f.RunHelper(cmd.Context()) },
 		},
 		{
-			Use:   sandboxCommand,
+			Use:   command.SandboxCommand,
 			Short: "Run as the first process of a sandbox (started by dev)",
-			Args:  noArgs,
+			Args:  command.NoArgs,
 			RunE:  func(*cobra.Command, []string) error { return sandbox.Init() },
 		},
 		{
@@ -39,7 +40,7 @@ func addHidden(root *cobra.Command, a *app) {
 			RunE: func(_ *cobra.Command, args []string) error {
 				exit, err := docker.Inside(args)
 				if err == nil && exit != 0 {
-					return exitCode(exit)
+					return command.ExitCode(exit)
 				}
 				return err
 			},
@@ -52,7 +53,7 @@ func addHidden(root *cobra.Command, a *app) {
 }
 
 // runDaemon runs the daemon. It writes the result of the start to standard output: null, or an api.Error.
-func (a *app) runDaemon(ctx context.Context) error {
+func runDaemon(ctx context.Context, f *command.Factory) error {
 	stdout, err := takeStdout()
 	if err != nil {
 		return api.Errorf(api.ExitDaemon, "cannot prepare standard output of the daemon: %w", err)
@@ -62,9 +63,9 @@ func (a *app) runDaemon(ctx context.Context) error {
 		_ = json.NewEncoder(stdout).Encode(e)
 		_ = stdout.Close()
 	}
-	paths, err := a.paths()
+	paths, err := f.Paths()
 	if err == nil {
-		err = a.RunDaemon(ctx, paths, func() { report(nil) })
+		err = f.RunDaemon(ctx, paths, func() { report(nil) })
 	}
 	if err != nil {
 		report(api.AsError(err))

@@ -11,26 +11,27 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
+	"kubevpn/internal/laptop/cli/command"
 )
 
 type installOptions struct {
-	app     *app
-	kube    kubeFlags
+	f       *command.Factory
+	kube    command.ClusterFlags
 	upgrade bool
 	dryRun  bool
 	expose  string
 	ranges  []string
 }
 
-func newInstall(a *app) *cobra.Command {
-	o := &installOptions{app: a}
+func newInstall(f *command.Factory) *cobra.Command {
+	o := &installOptions{f: f}
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install the traffic manager in a cluster for all users",
 		Long: "Create the traffic manager in the cluster with your own permissions, and wait until it runs.\n" +
 			"`kubevpn connect` does the same if you have the permissions. If developers lack them, or cannot\n" +
 			"permit the manager to read Services, an admin runs this command once.",
-		Example: examples(
+		Example: command.Examples(
 			"Install, as an admin", "kubevpn install --context admin@production --image registry.example/kubevpn:1",
 			"Print the objects, for review or for another tool",
 			"kubevpn install --dry-run --image registry.example/kubevpn:1 > kubevpn.yaml",
@@ -39,10 +40,10 @@ func newInstall(a *app) *cobra.Command {
 			"Let laptops that reach a node connect to the traffic manager without the API server",
 			"kubevpn install --expose nodeport",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	o.kube.addTo(cmd, a)
+	o.kube.AddTo(cmd, f)
 	config.AddFlags(cmd, append(config.ObjectKeys(), config.KeyManagerNamespace, config.KeyImage, config.KeyYes)...)
 	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false,
 		"replace a traffic manager of another version; interrupts the connections of all users")
@@ -51,18 +52,18 @@ func newInstall(a *app) *cobra.Command {
 	cmd.Flags().StringVar(&o.expose, "expose", "",
 		"create a Service for the transport direct: "+strings.Join(install.Exposures(), ", ")+
 			" (none removes it; default: change nothing)")
-	complete(cmd, "expose", install.Exposures()...)
+	command.Complete(cmd, "expose", install.Exposures()...)
 	cmd.Flags().StringSliceVar(&o.ranges, "expose-source-ranges", nil,
 		"networks of the laptops that may use the load balancer of --expose")
 	return cmd
 }
 
 func (o *installOptions) run(ctx context.Context) error {
-	cfg, err := o.kube.settings(o.app)
+	cfg, err := o.kube.Settings()
 	if err != nil {
 		return err
 	}
-	p := o.app.Progress()
+	p := o.f.Progress()
 	defer p.Stop()
 	opts := install.Options{
 		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: p.Show,
@@ -77,39 +78,39 @@ func (o *installOptions) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		_, err = o.app.Out.Write(text)
+		_, err = o.f.Out.Write(text)
 		return err
 	}
-	c, prepared, err := o.kube.login(ctx, o.app, p.Show, cfg.ManagerNamespace)
+	c, prepared, err := o.kube.Login(ctx, p.Show, cfg.ManagerNamespace)
 	if err != nil {
 		return err
 	}
 	opts.FallbackNamespace, opts.Consent = prepared.Namespace, &api.Consent{}
 	var result install.Result
-	asks := consenting{app: o.app, cluster: c, consent: opts.Consent, yes: cfg.Yes, quiet: p.Stop}
-	err = asks.run(ctx, p.Show, func(on func(api.Event)) (err error) {
+	asks := command.Consenting{Factory: o.f, Cluster: c, Consent: opts.Consent, Yes: cfg.Yes, Quiet: p.Stop}
+	err = asks.Run(ctx, p.Show, func(on func(api.Event)) (err error) {
 		opts.Progress = on
 		result, err = install.Ensure(ctx, c, opts)
 		return err
 	})
 	p.Stop()
 	if err != nil {
-		return explain(ctx, c, err)
+		return c.ExplainContext(ctx, err)
 	}
 	for _, warning := range result.Warnings {
-		fmt.Fprintf(o.app.Errout, "! %s\n", warning)
+		fmt.Fprintf(o.f.Errout, "! %s\n", warning)
 	}
 	verb := "is already"
 	if result.Installed {
 		verb = "has been"
 	}
-	fmt.Fprintf(o.app.Out, "The traffic manager %s installed in %s: pod %s/%s, image %s\n",
+	fmt.Fprintf(o.f.Out, "The traffic manager %s installed in %s: pod %s/%s, image %s\n",
 		verb, c.Name(), result.Namespace, result.Pod, result.Image)
 	if result.Exposed != "" {
-		fmt.Fprintln(o.app.Out, result.Exposed)
+		fmt.Fprintln(o.f.Out, result.Exposed)
 	}
 	if result.Release != "" {
-		fmt.Fprintf(o.app.Out, "It belongs to the Helm release %s: change it with `helm upgrade`.\n",
+		fmt.Fprintf(o.f.Out, "It belongs to the Helm release %s: change it with `helm upgrade`.\n",
 			api.ShellQuote(result.Release))
 	}
 	return nil

@@ -10,19 +10,20 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type leaveOptions struct {
-	app    *app
+	f      *command.Factory
 	req    api.LeaveRequest
-	kube   kubeFlags
+	kube   command.ClusterFlags
 	output *term.Format
 }
 
-func newLeave(a *app) *cobra.Command {
-	o := &leaveOptions{app: a, output: term.NewFormat("text", "json")}
+func newLeave(f *command.Factory) *cobra.Command {
+	o := &leaveOptions{f: f, output: term.NewFormat("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "leave TYPE/NAME...",
 		Short: "End intercepts and clones: requests go to the workload again",
@@ -31,7 +32,7 @@ func newLeave(a *app) *cobra.Command {
 			"command does not change the intercepts of other users: see `kubevpn reset`. If you name a\n" +
 			"workload, it also removes leftovers of a crash of this machine: an agent in the workload's\n" +
 			"template, or a clone.",
-		Example: examples(
+		Example: command.Examples(
 			"End one", "kubevpn leave deployment/web",
 			"End one of two with the same name, by its namespace or its ID in `kubevpn status -o wide`",
 			"kubevpn leave deployment/web -n shop", "kubevpn leave 3f2a91c04b7e",
@@ -52,14 +53,14 @@ func newLeave(a *app) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.req.Workloads = args
-			return a.Report(cmd.Context(), o.output, o.run)
+			return f.Report(cmd.Context(), o.output, o.run)
 		},
-		ValidArgsFunction: a.completeIntercepts,
+		ValidArgsFunction: f.CompleteFromStatus(interceptNames),
 	}
 	cmd.Flags().BoolVar(&o.req.All, "all", false, "end all intercepts and clones of this machine")
-	o.kube.addClusterTo(cmd)
+	o.kube.AddClusterTo(cmd, f)
 	cmd.Flags().StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default: any)")
-	completeWith(cmd, "namespace", a.completeInterceptNamespaces)
+	command.CompleteWith(cmd, "namespace", f.CompleteFromStatus(interceptNamespaces))
 	o.output.AddTo(cmd)
 	return cmd
 }
@@ -71,7 +72,7 @@ func isID(s string) bool { return len(s) == 12 && strings.Trim(s, "0123456789abc
 // agent or a clone of it. The CLI removes these itself, not the daemon: only the CLI reads the kubeconfig and logs in,
 // and leave starts no daemon.
 func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	connection, err := o.kube.connection(ctx, o.app)
+	connection, err := o.kube.ConnectionID(ctx)
 	if err != nil {
 		return err
 	}
@@ -94,36 +95,14 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	}
 	quiet()
 	if ended == 0 && o.output.ForPeople() {
-		fmt.Fprintln(o.app.Errout, "nothing is intercepted")
+		fmt.Fprintln(o.f.Errout, "nothing is intercepted")
 	}
 	return nil
 }
 
-// connection returns the ID of the connection to the cluster that the flags select, of whichever user. It returns "" if
-// no flag selects a cluster.
-func (k *kubeFlags) connection(ctx context.Context, a *app) (string, error) {
-	if !k.chosen() {
-		return "", nil
-	}
-	c, _, err := k.load(a)
-	if err != nil {
-		return "", err
-	}
-	status, err := a.status(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, connection := range status.Connections {
-		if connection.ClusterID == c.ID() && connection.Status != api.StatusFailed {
-			return connection.ID, nil
-		}
-	}
-	return c.ConnectionID(), nil
-}
-
 // endIntercepts has the daemon end the intercepts, and returns how many ended.
 func (o *leaveOptions) endIntercepts(ctx context.Context, on func(api.Event)) (ended int, err error) {
-	c, err := o.app.daemon()
+	c, err := o.f.Daemon()
 	if err != nil {
 		return 0, err
 	}
@@ -138,12 +117,12 @@ func (o *leaveOptions) endIntercepts(ctx context.Context, on func(api.Event)) (e
 
 // removeLeftovers removes the agents and clones that a killed daemon of this user left in the cluster.
 func (o *leaveOptions) removeLeftovers(ctx context.Context, on func(api.Event)) error {
-	o.kube.in.Overrides.Context.Namespace = o.req.Namespace
-	c, prepared, err := o.kube.login(ctx, o.app, on, "")
+	o.kube.Inputs.Overrides.Context.Namespace = o.req.Namespace
+	c, prepared, err := o.kube.Login(ctx, on, "")
 	if err != nil {
 		return err
 	}
-	return o.app.Reset(ctx, c, api.ResetRequest{
+	return o.f.Reset(ctx, c, api.ResetRequest{
 		Namespace: prepared.Namespace, Workloads: o.req.Workloads, Mine: true,
 	}, on)
 }

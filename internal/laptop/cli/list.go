@@ -15,20 +15,21 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/workloads"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/clone"
 )
 
 type listOptions struct {
-	app      *app
-	kube     kubeFlags
+	f        *command.Factory
+	kube     command.ClusterFlags
 	all      bool
 	selector string
 	output   *term.Format
 }
 
-func newList(a *app) *cobra.Command {
-	o := &listOptions{app: a, output: term.NewObjectFormat("table", "wide")}
+func newList(f *command.Factory) *cobra.Command {
+	o := &listOptions{f: f, output: term.NewObjectFormat("table", "wide")}
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List workloads, and who intercepts or clones them",
@@ -36,20 +37,20 @@ func newList(a *app) *cobra.Command {
 			"and the owners of intercepts and clones, also on other machines. The command asks only the API server;\n" +
 			"it needs no connection. It does not check your rights: `kubevpn proxy` does. An owner is listed for a\n" +
 			"minute after the end of an intercept. `kubevpn status` shows the intercepts of this machine.",
-		Example: examples(
+		Example: command.Examples(
 			"List the workloads of the current namespace", "kubevpn list",
 			"List those of all namespaces with a label", "kubevpn list -A -l team=shop",
 			"Also show Services, and why a mode is missing", "kubevpn list -o wide",
 			"Print who intercepts what, for a script",
 			"kubevpn list -o jsonpath='{range .items[*]}{.workload}: {.intercepts[*].owner}{\"\\n\"}{end}'",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.all, "all-namespaces", "A", false, "list the workloads of all namespaces")
 	cmd.Flags().StringVarP(&o.selector, "selector", "l", "",
 		"list only workloads with these labels, for example team=shop,tier!=db")
-	o.kube.addTo(cmd, a)
+	o.kube.AddTo(cmd, f)
 	o.output.AddTo(cmd)
 	return cmd
 }
@@ -59,9 +60,9 @@ func (o *listOptions) run(ctx context.Context) error {
 	if err != nil {
 		return api.Errorf(api.ExitUsage, "--selector: %w", err).WithHint("write it like -l team=shop,tier!=db")
 	}
-	p := o.app.Progress()
+	p := o.f.Progress()
 	defer p.Stop()
-	c, prepared, err := o.kube.login(ctx, o.app, func(api.Event) {}, "") // a list shows no steps
+	c, prepared, err := o.kube.Login(ctx, func(api.Event) {}, "") // a list shows no steps
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,7 @@ func (o *listOptions) run(ctx context.Context) error {
 	for _, warning := range list.Warnings {
 		p.Show(api.Event{Warning: warning})
 	}
-	return o.print(o.app.Out, list)
+	return o.print(o.f.Out, list)
 }
 
 // addClones adds the clones of the listed workloads, and without a selector those of others, such as CronJobs.
@@ -113,7 +114,7 @@ func (o *listOptions) addClones(ctx context.Context, c *client.Cluster, list *ap
 
 // addMatches adds the matches that the daemon of this machine knows.
 func (o *listOptions) addMatches(ctx context.Context, clusterID string, list *api.WorkloadList) {
-	status, err := o.app.status(ctx)
+	status, err := o.f.Status(ctx)
 	if err != nil {
 		return // no daemon runs, or it does not answer: only the matches are missing
 	}
@@ -146,7 +147,7 @@ func (o *listOptions) print(w io.Writer, list api.WorkloadList) error {
 		return o.output.Print(w, list, names...)
 	}
 	if len(list.Items) == 0 {
-		fmt.Fprintln(o.app.Errout, "no workloads found")
+		fmt.Fprintln(o.f.Errout, "no workloads found")
 		return nil
 	}
 	t := term.NewTable(w, o.output.Wide())

@@ -13,28 +13,29 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/pkg/wakeup"
 )
 
 type logsOptions struct {
-	app    *app
+	f      *command.Factory
 	follow bool
 	tail   int
 }
 
-func newLogs(a *app) *cobra.Command {
-	o := &logsOptions{app: a}
+func newLogs(f *command.Factory) *cobra.Command {
+	o := &logsOptions{f: f}
 	cmd := &cobra.Command{
 		Use:   "logs",
 		Short: "Print the log of the daemon",
 		Long: "Print the log file of the daemon, which need not be running. Older log files are in the same\n" +
 			"directory. For the log of the traffic manager, use `kubectl logs -n kubevpn\n" +
 			"deploy/kubevpn-traffic-manager`.",
-		Example: examples(
+		Example: command.Examples(
 			"Print the log", "kubevpn logs",
 			"Print the last 20 lines, then new lines as they are written", "kubevpn logs -f --tail 20",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print new lines until Ctrl-C")
@@ -43,7 +44,7 @@ func newLogs(a *app) *cobra.Command {
 }
 
 func (o *logsOptions) run(ctx context.Context) error {
-	paths, err := o.app.paths()
+	paths, err := o.f.Paths()
 	if err != nil {
 		return err
 	}
@@ -51,12 +52,12 @@ func (o *logsOptions) run(ctx context.Context) error {
 	defer t.close()
 	switch err := t.open(o.tail); {
 	case errors.Is(err, fs.ErrNotExist):
-		fmt.Fprintf(o.app.Errout, "the log %s does not exist yet\n", t.path)
+		fmt.Fprintf(o.f.Errout, "the log %s does not exist yet\n", t.path)
 	case err != nil:
 		return api.Errorf(api.ExitUnexpected, "cannot read the log: %w", err)
 	}
 	for {
-		if err := t.copy(o.app.Out); err != nil {
+		if err := t.copy(o.f.Out); err != nil {
 			return api.Errorf(api.ExitUnexpected, "cannot read the log: %w", err)
 		}
 		if !o.follow {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra/doc"
 
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/process/version"
 )
 
@@ -22,7 +23,7 @@ func TestManPages(t *testing.T) {
 	if dir == "" {
 		dir = t.TempDir()
 	}
-	root := newRoot(&app{})
+	root := newRoot(&command.Factory{}, false)
 	pages := referencePages(t, root)
 	// A fixed date: the same source gives the same pages.
 	header := &doc.GenManHeader{Section: "1", Source: "kubevpn " + version.String(), Manual: "kubevpn", Date: new(time.Unix(0, 0).UTC())}

@@ -12,21 +12,22 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/intercept"
 )
 
 type proxyOptions struct {
-	app        *app
+	f          *command.Factory
 	workloads  []string
-	flags      connectFlags
+	flags      command.ConnectionFlags
 	spec       specFlags
 	foreground bool
 	output     *term.Format
 }
 
-func newProxy(a *app) *cobra.Command {
-	o := &proxyOptions{app: a, output: term.NewObjectFormat("text")}
+func newProxy(f *command.Factory) *cobra.Command {
+	o := &proxyOptions{f: f, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "proxy TYPE/NAME...",
 		Short: "Send the requests of a workload to this machine",
@@ -35,7 +36,7 @@ func newProxy(a *app) *cobra.Command {
 			"go to the pods again. The command connects first if necessary. TYPE is a resource type that has\n" +
 			"pods, as in kubectl: deployment, statefulset, daemonset, replicaset, pod, service, or a custom\n" +
 			"resource with a pod template or a scale subresource.",
-		Example: examples(
+		Example: command.Examples(
 			"Send all requests for a Deployment to the same ports of this machine", "kubevpn proxy deployment/web",
 			"Only your requests, so that others can work on it too", "kubevpn proxy deployment/web --headers x-user=me",
 			"Match a regular expression, a path and a method",
@@ -53,14 +54,14 @@ func newProxy(a *app) *cobra.Command {
 		Args: checkWorkloads,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args
-			return a.Report(cmd.Context(), o.output, o.run)
+			return f.Report(cmd.Context(), o.output, o.run)
 		},
-		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
+		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
 	o.spec.addTo(cmd)
 	o.spec.addRecord(cmd)
-	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
-	o.flags.addTo(cmd, a, config.KeyMode, config.KeyRequireMatch)
+	command.CompleteWith(cmd, "container", o.flags.CompleteContainers)
+	o.flags.AddTo(cmd, f, config.KeyMode, config.KeyRequireMatch)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then end the intercept, and disconnect if this command connected")
 	o.output.AddTo(cmd)
@@ -87,19 +88,17 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 		}
 		quiet()
 		if o.output.ForPeople() {
-			printIntercept(o.app.Out, e.Intercept)
+			printIntercept(o.f.Out, e.Intercept)
 		}
 		if all = append(all, *e.Intercept); len(all) == len(req.Workloads) {
-			printing = printIntercepts(o.app.Out, o.output, all)
+			printing = printIntercepts(o.f.Out, o.output, all)
 		}
 		if o.foreground && !begun && o.output.ForPeople() {
-			fmt.Fprintln(o.app.Errout, "Ctrl-C ends the intercept.")
+			fmt.Fprintln(o.f.Errout, "Ctrl-C ends the intercept.")
 		}
 		begun = true
 	}
-	err := o.flags.consenting(o.app, &req.Connect, o.output, quiet).run(ctx, show, func(on func(api.Event)) error {
-		return o.app.intercept(ctx, req, on, quiet)
-	})
+	err := o.intercept(ctx, req, show, quiet)
 	if o.foreground && begun && errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		err = nil // Ctrl-C is the regular end
 	}
@@ -120,16 +119,16 @@ func printIntercepts(w io.Writer, f *term.Format, all []api.Intercept) error {
 // connected. intercepts is false if the workload keeps all its requests.
 func (o *proxyOptions) request(ctx context.Context, on func(api.Event),
 	intercepts bool) (api.InterceptRequest, error) {
-	connect, err := o.flags.request(ctx, o.app, on)
+	connect, err := o.flags.Request(ctx, on)
 	if err != nil {
 		return api.InterceptRequest{}, err
 	}
-	spec, err := o.spec.spec(o.flags.cfg.Mode)
+	spec, err := o.spec.spec(o.flags.Config.Mode)
 	if err != nil {
 		return api.InterceptRequest{}, err
 	}
 	if intercepts {
-		if err := checkMatch(&o.flags.cfg, spec, connect.Namespace); err != nil {
+		if err := checkMatch(&o.flags.Config, spec, connect.Namespace); err != nil {
 			return api.InterceptRequest{}, err
 		}
 	}
@@ -137,7 +136,7 @@ func (o *proxyOptions) request(ctx context.Context, on func(api.Event),
 		on(api.Event{Warning: "--portmap is deprecated: use --port, which has the order of kubectl, LOCAL:CONTAINER"})
 	}
 	if o.spec.tlsSecret != "" {
-		if spec.TLS, err = intercept.TLSTermination(ctx, o.flags.cluster, connect.Namespace,
+		if spec.TLS, err = intercept.TLSTermination(ctx, o.flags.Cluster, connect.Namespace,
 			o.spec.tlsSecret); err != nil {
 			return api.InterceptRequest{}, err
 		}
@@ -193,11 +192,14 @@ func portName(p api.PortMap) string {
 	return s
 }
 
-// intercept has the daemon hold the intercepts of the request.
-func (a *app) intercept(ctx context.Context, req api.InterceptRequest, on func(api.Event), quiet func()) error {
-	d, err := a.daemon()
+// intercept has the daemon hold the intercepts of the request, with the consent of the user.
+func (o *proxyOptions) intercept(ctx context.Context, req api.InterceptRequest, on func(api.Event),
+	quiet func()) error {
+	d, err := o.f.Daemon()
 	if err != nil {
 		return err
 	}
-	return d.Intercept(ctx, req, on, quiet)
+	return o.flags.Consenting(&req.Connect, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
+		return d.Intercept(ctx, req, on, quiet)
+	})
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"kubevpn/internal/laptop/cli/command"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
@@ -22,7 +24,7 @@ const referenceDir = "../../../docs/reference"
 
 // TestReferenceIsGeneratedFromCommands compares docs/reference with the commands.
 func TestReferenceIsGeneratedFromCommands(t *testing.T) {
-	pages := referencePages(t, newRoot(&app{}))
+	pages := referencePages(t, newRoot(&command.Factory{}, false))
 	if len(pages) < 15 {
 		t.Fatalf("only %d commands have a page", len(pages))
 	}
@@ -63,7 +65,7 @@ func TestFlagsAreDescribedWithoutBackquotes(t *testing.T) {
 			check(sub)
 		}
 	}
-	check(newRoot(&app{}))
+	check(newRoot(&command.Factory{}, false))
 }
 
 // referencePages renders cmd and every visible command below it, keyed by file name.
@@ -97,7 +99,7 @@ func inSections(cmd *cobra.Command, page string) string {
 		return page
 	}
 	var flags strings.Builder
-	for title, set := range sections(cmd) {
+	for title, set := range command.Sections(cmd) {
 		fmt.Fprintf(&flags, "### %s\n\n```\n%s```\n\n", title, set.FlagUsages())
 	}
 	return page[:begin] + flags.String() + page[end:]

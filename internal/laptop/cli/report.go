@@ -16,20 +16,21 @@ import (
 	"kubevpn/internal/inspect/doctor"
 	"kubevpn/internal/inspect/report"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/pkg/redact"
 )
 
 type reportOptions struct {
-	app     *app
-	kube    kubeFlags
+	f       *command.Factory
+	kube    command.ClusterFlags
 	file    string
 	timeout time.Duration // for the first answer of the API server; 0: none
 	output  *term.Format
 }
 
-func newReport(a *app) *cobra.Command {
-	o := &reportOptions{app: a, output: term.NewObjectFormat("text")}
+func newReport(f *command.Factory) *cobra.Command {
+	o := &reportOptions{f: f, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "report",
 		Short: "Write logs, states and versions to an archive for an issue",
@@ -38,24 +39,24 @@ func newReport(a *app) *cobra.Command {
 			"state and the logs of the traffic manager, the gateways and the agents. The command changes nothing.\n" +
 			"It needs neither a daemon nor a cluster: the archive lists what is missing, and why. kubevpn replaces\n" +
 			"the secrets that it knows or recognizes. Look at the files before you send the archive.",
-		Example: examples(
+		Example: command.Examples(
 			"Write an archive to the current directory", "kubevpn report",
 			"Include agents in the namespace shop, and choose the file",
 			"kubevpn report -n shop --file /tmp/report.tar.gz",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().StringVar(&o.file, "file", "",
 		"file to create, which must not exist (default: kubevpn-report-TIME.tar.gz in the current directory)")
-	o.kube.addTo(cmd, a)
+	o.kube.AddTo(cmd, f)
 	config.AddFlags(cmd, config.KeyManagerNamespace)
 	o.output.AddTo(cmd)
 	return cmd
 }
 
 func (o *reportOptions) run(ctx context.Context) error {
-	timeout, err := o.kube.timeout()
+	timeout, err := o.kube.Timeout()
 	if err != nil {
 		return err
 	}
@@ -85,23 +86,23 @@ func (o *reportOptions) run(ctx context.Context) error {
 	}
 	if !o.output.ForPeople() {
 		r := api.Report{TypeMeta: api.Type(api.KindReport), File: name, Parts: list}
-		return o.output.Print(o.app.Out, r, "report/"+name)
+		return o.output.Print(o.f.Out, r, "report/"+name)
 	}
-	report.Print(o.app.Out, list)
-	fmt.Fprintf(o.app.Out, "\n%s\n\n  tar -xOzf %s | less\n", report.Notice, api.ShellQuote(name))
+	report.Print(o.f.Out, list)
+	fmt.Fprintf(o.f.Out, "\n%s\n\n  tar -xOzf %s | less\n", report.Notice, api.ShellQuote(name))
 	return nil
 }
 
 // write collects the parts and writes them to the file. It returns their list.
 func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportPart, error) {
-	p := o.app.Progress()
+	p := o.f.Progress()
 	defer p.Stop()
 	p.Show(api.Event{Step: "Collecting"})
-	status, statusErr := o.app.status(ctx)
+	status, statusErr := o.f.Status(ctx)
 	var secrets redact.Redactor
-	secrets.Add(report.Environment(o.app.environ)...)
-	secrets.Add(o.kube.in.Secrets()...)
-	if paths, err := o.app.paths(); err == nil {
+	secrets.Add(report.Environment(o.f.Environ)...)
+	secrets.Add(o.kube.Inputs.Secrets()...)
+	if paths, err := o.f.Paths(); err == nil {
 		key, _ := os.ReadFile(paths.KeyFile()) // without it, there is nothing to hide
 		secrets.Add(string(key))
 	}
@@ -111,7 +112,7 @@ func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportP
 			status.Connections[n].SOCKS = nil
 		}
 	}
-	c, prepared, err := o.kube.load(o.app)
+	c, prepared, err := o.kube.Load()
 	parts := report.Collect(ctx,
 		func(ctx context.Context) []report.Part { return o.local(ctx, status, statusErr) },
 		func(ctx context.Context) []report.Part { return []report.Part{o.findings(ctx, c, prepared, err)} },
@@ -133,12 +134,12 @@ func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr 
 		err = errors.Join(err, term.NewFormat("json").Print(&text, object))
 		parts = append(parts, report.Part{Name: name, About: about, Text: text.String(), Err: err})
 	}
-	v, err := o.app.version(ctx)
+	v, err := o.f.Version(ctx)
 	add("version.json", "the versions of kubevpn", v, err)
-	cfg, err := o.kube.settings(o.app)
+	cfg, err := o.kube.Settings()
 	add("settings.json", "the settings, without those of the cluster", cfg.Settings(), err)
 	add("status.json", "the status of the daemon", status, statusErr)
-	paths, err := o.app.paths()
+	paths, err := o.f.Paths()
 	if err != nil {
 		return append(parts, report.Part{Name: "daemon.log", About: "the log of the daemon", Err: err})
 	}
@@ -149,7 +150,7 @@ func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr 
 func (o *reportOptions) findings(ctx context.Context, c *client.Cluster, prepared client.Prepared,
 	failed error) report.Part {
 	p := report.Part{Name: "doctor.txt", About: "what `kubevpn doctor` finds"}
-	cfg, err := (&doctorOptions{app: o.app, kube: o.kube}).config()
+	cfg, err := (&doctorOptions{f: o.f, kube: o.kube}).config()
 	if err != nil {
 		p.Err = err
 		return p
@@ -173,7 +174,7 @@ func (o *reportOptions) cluster(ctx context.Context, c *client.Cluster, prepared
 	if err != nil {
 		return []report.Part{{Name: "cluster.txt", About: "the cluster, the traffic manager and the agents", Err: err}}
 	}
-	cfg, _ := o.kube.settings(o.app) // settings.json has the error
+	cfg, _ := o.kube.Settings() // settings.json has the error
 	from := report.Cluster{Cluster: c, Timeout: o.timeout, ManagerNamespace: cfg.ManagerNamespace,
 		Namespace: prepared.Namespace}
 	for _, i := range status.Intercepts {

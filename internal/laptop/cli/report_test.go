@@ -29,6 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/process/version"
 	"kubevpn/internal/testenv"
@@ -166,7 +167,7 @@ func tellingAPIServer(w http.ResponseWriter, r *http.Request) {
 }
 
 // telling returns an app whose files, environment and daemon contain the secrets, and the path of its kubeconfig.
-func telling(t *testing.T) (a *app, kubeconfig string) {
+func telling(t *testing.T) (f *command.Factory, kubeconfig string) {
 	dir, err := os.MkdirTemp("", "kubevpn-report-") // short enough for a socket
 	if err != nil {
 		t.Fatal(err)
@@ -177,12 +178,12 @@ func telling(t *testing.T) (a *app, kubeconfig string) {
 		"HTTPS_PROXY": "http://ann:" + planted["HTTPS_PROXY"] + "@192.0.2.1:3128", "NO_PROXY": "127.0.0.1",
 		"MY_TOKEN": planted["short variable"], "GREETING": planted["long variable"],
 	}
-	a = &app{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}},
-		lookup: func(name string) (string, bool) { v, ok := variables[name]; return v, ok }}
+	f = &command.Factory{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}},
+		Lookup: func(name string) (string, bool) { v, ok := variables[name]; return v, ok }}
 	for name, value := range variables {
-		a.environ = append(a.environ, name+"="+value)
+		f.Environ = append(f.Environ, name+"="+value)
 	}
-	paths, err := a.paths()
+	paths, err := f.Paths()
 	if err := errors.Join(err, paths.MakeRuntimeDir(), paths.MakeStateDir()); err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +221,7 @@ contexts:
 		}
 	}
 	serveStatus(t, paths.Socket())
-	return a, kubeconfig
+	return f, kubeconfig
 }
 
 // serveStatus is a daemon whose status contains secrets.
@@ -271,10 +272,10 @@ func TestReportContainsNoSecret(t *testing.T) {
 	if len(planted) < 20 {
 		t.Fatal(len(planted))
 	}
-	a, kubeconfig := telling(t)
+	f, kubeconfig := telling(t)
 	file := filepath.Join(t.TempDir(), "report.tar.gz")
-	code := a.main(t.Context(), []string{"report", "--file", file, "--kubeconfig", kubeconfig, "--token", planted["flag --token"]})
-	printed := a.Out.(*testenv.Buffer).String() + a.Errout.(*testenv.Buffer).String()
+	code := run(t.Context(), f, false, []string{"report", "--file", file, "--kubeconfig", kubeconfig, "--token", planted["flag --token"]})
+	printed := f.Out.(*testenv.Buffer).String() + f.Errout.(*testenv.Buffer).String()
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, printed)
 	}
@@ -303,7 +304,7 @@ func TestReportContainsNoSecret(t *testing.T) {
 			t.Errorf("%s contains the %s", name, secret)
 		}
 	}
-	if before, _ := os.Stat(file); a.main(t.Context(), []string{"report", "--file", file}) != int(api.ExitUsage) {
+	if before, _ := os.Stat(file); run(t.Context(), f, false, []string{"report", "--file", file}) != int(api.ExitUsage) {
 		t.Error("the command overwrites a file")
 	} else if after, err := os.Stat(file); err != nil || after.Size() != before.Size() {
 		t.Error("the command changed a file of others", err)
@@ -314,7 +315,7 @@ const redactedMark = "[redacted]"
 
 func TestReportOfABrokenMachine(t *testing.T) {
 	dir := t.TempDir()
-	a := &app{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, lookup: func(name string) (string, bool) {
+	f := &command.Factory{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, Lookup: func(name string) (string, bool) {
 		return dir, strings.HasPrefix(name, "XDG_") || name == "HOME"
 	}}
 	kubeconfig := filepath.Join(dir, "kubeconfig")
@@ -325,11 +326,11 @@ func TestReportOfABrokenMachine(t *testing.T) {
 	}
 	for name, config := range map[string]string{"no kubeconfig": filepath.Join(dir, "none"), "no API server": kubeconfig} {
 		file := filepath.Join(dir, name)
-		if code := a.main(t.Context(), []string{"report", "--file", file, "--kubeconfig", config, "-o", "json"}); code != 0 {
-			t.Fatalf("%s: exit code %d: %v", name, code, a.Errout)
+		if code := run(t.Context(), f, false, []string{"report", "--file", file, "--kubeconfig", config, "-o", "json"}); code != 0 {
+			t.Fatalf("%s: exit code %d: %v", name, code, f.Errout)
 		}
 		var r api.Report
-		if err := json.Unmarshal([]byte(a.Out.(*testenv.Buffer).Take()), &r); err != nil {
+		if err := json.Unmarshal([]byte(f.Out.(*testenv.Buffer).Take()), &r); err != nil {
 			t.Fatal(err)
 		}
 		for _, part := range []string{"cluster.txt", "daemon.log", "doctor.txt"} {

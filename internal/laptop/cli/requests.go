@@ -18,20 +18,21 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/exchanges"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type requestsOptions struct {
-	app    *app
+	f      *command.Factory
 	req    api.RequestsRequest
-	kube   kubeFlags
+	kube   command.ClusterFlags
 	body   bodyLimit
 	count  int
 	output *term.Format
 }
 
-func newRequests(a *app) *cobra.Command {
-	o := &requestsOptions{app: a, output: term.NewFormat("text", "json", "har", "curl")}
+func newRequests(f *command.Factory) *cobra.Command {
+	o := &requestsOptions{f: f, output: term.NewFormat("text", "json", "har", "curl")}
 	cmd := &cobra.Command{
 		Use:   "requests TYPE/NAME",
 		Short: "Show the HTTP requests that an intercept of this machine matched",
@@ -41,7 +42,7 @@ func newRequests(a *app) *cobra.Command {
 			"see `kubevpn proxy --record`. Nothing is recorded otherwise. Only the owner of an intercept can\n" +
 			"record, and only what its match covers. Secrets that kubevpn recognizes are hidden; see --redact.\n" +
 			"-o curl prints commands that repeat the requests, -o har an HTTP Archive for a browser's tools.",
-		Example: examples(
+		Example: command.Examples(
 			"Show requests as they come, until Ctrl-C", "kubevpn requests deployment/web -f",
 			"With the first 16 KiB of each body", "kubevpn requests deployment/web -f --body",
 			"Save the next 100 requests for the network panel of a browser",
@@ -53,18 +54,17 @@ func newRequests(a *app) *cobra.Command {
 			"kubevpn requests deployment/web -o json | "+
 				"jq -r '.exchange | select(.response.status >= 500) | .request.path'",
 		),
-		Args: oneArg("requires the name of one workload", "`kubevpn status` lists the intercepts"),
+		Args: command.OneArg("requires the name of one workload", "`kubevpn status` lists the intercepts"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.req.Workload = args[0]
 			return o.run(cmd.Context())
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string,
-			toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ValidArgsFunction: f.CompleteFromStatus(func(status api.Status, args []string) []cobra.Completion {
 			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
+				return nil
 			}
-			return a.completeIntercepts(cmd, args, toComplete)
-		},
+			return interceptNames(status, args)
+		}),
 	}
 	flags := cmd.Flags()
 	flags.BoolVarP(&o.req.Follow, "follow", "f", false, "record, and print requests until Ctrl-C")
@@ -73,9 +73,9 @@ func newRequests(a *app) *cobra.Command {
 	flags.Lookup("body").NoOptDefVal = fmt.Sprintf("%dKi", api.DefaultRecordedBody>>10)
 	flags.IntVar(&o.count, "count", 0, "end after so many requests (default: no limit)")
 	config.AddFlags(cmd, config.KeyRedact)
-	o.kube.addClusterTo(cmd)
+	o.kube.AddClusterTo(cmd, f)
 	flags.StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default: any)")
-	completeWith(cmd, "namespace", a.completeInterceptNamespaces)
+	command.CompleteWith(cmd, "namespace", f.CompleteFromStatus(interceptNamespaces))
 	o.output.AddTo(cmd)
 	return cmd
 }
@@ -99,7 +99,7 @@ func (b *bodyLimit) Set(s string) error {
 var errEnough = errors.New("enough requests")
 
 func (o *requestsOptions) run(ctx context.Context) error {
-	cfg, err := o.kube.settings(o.app)
+	cfg, err := o.kube.Settings()
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (o *requestsOptions) run(ctx context.Context) error {
 	if o.output.String() == "curl" && o.body == 0 { // a command without its body repeats nothing
 		o.req.Body = api.DefaultRecordedBody
 	}
-	if o.req.Connection, err = o.kube.connection(ctx, o.app); err != nil {
+	if o.req.Connection, err = o.kube.ConnectionID(ctx); err != nil {
 		return err
 	}
 	p := o.printer()
@@ -120,7 +120,7 @@ func (o *requestsOptions) run(ctx context.Context) error {
 
 // follow prints the records of the daemon until they end.
 func (o *requestsOptions) follow(ctx context.Context, p *recordPrinter) error {
-	c, err := o.app.daemon()
+	c, err := o.f.Daemon()
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ type recordPrinter struct {
 }
 
 func (o *requestsOptions) printer() *recordPrinter {
-	return &recordPrinter{o: o, out: o.app.Out, har: exchanges.NewHAR(o.app.Out)}
+	return &recordPrinter{o: o, out: o.f.Out, har: exchanges.NewHAR(o.f.Out)}
 }
 
 func (p *recordPrinter) record(r *api.Record) error {
@@ -159,10 +159,10 @@ func (p *recordPrinter) record(r *api.Record) error {
 		return json.NewEncoder(p.out).Encode(r)
 	}
 	if r.Warning != "" {
-		p.o.app.Note("! %s", api.OneLine(r.Warning))
+		p.o.f.Note("! %s", api.OneLine(r.Warning))
 	}
 	if r.Pods > 0 {
-		p.o.app.Note("recording the requests of %s in %s; Ctrl-C ends", p.o.req.Workload, api.Count(r.Pods, "pod"))
+		p.o.f.Note("recording the requests of %s in %s; Ctrl-C ends", p.o.req.Workload, api.Count(r.Pods, "pod"))
 	}
 	if r.Exchange == nil {
 		return nil
@@ -182,7 +182,7 @@ func (p *recordPrinter) close() error {
 	lost := ""
 	if p.dropped > 0 {
 		lost = fmt.Sprintf("%d requests were not recorded: there were too many at a time", p.dropped)
-		p.o.app.Note("! %s", lost)
+		p.o.f.Note("! %s", lost)
 	}
 	if p.o.output.String() == "har" {
 		return p.har.Close(lost)
@@ -236,8 +236,8 @@ func textColumns(e *api.Exchange) []string {
 	if e.Error != "" {
 		path += "  (" + e.Error + ")"
 	}
-	columns := []string{e.Began.Local().Format("15:04:05.000"), e.Request.Method, status, term.Took(e.Wait), term.Took(e.Seconds),
-		to, e.Match, e.Pod, path}
+	columns := []string{e.Began.Local().Format("15:04:05.000"), e.Request.Method, status, term.Took(e.Wait),
+		term.Took(e.Seconds), to, e.Match, e.Pod, path}
 	for n, text := range columns {
 		columns[n] = term.Dash(strings.TrimSpace(term.Printable(text)))
 	}

@@ -7,18 +7,19 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type resetOptions struct {
-	app       *app
+	f         *command.Factory
 	workloads []string
-	kube      kubeFlags
+	kube      command.ClusterFlags
 	output    *term.Format
 }
 
-func newReset(a *app) *cobra.Command {
-	o := &resetOptions{app: a, output: term.NewFormat("text", "json")}
+func newReset(f *command.Factory) *cobra.Command {
+	o := &resetOptions{f: f, output: term.NewFormat("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "reset TYPE/NAME...",
 		Short: "Remove the intercepts of all users of a workload",
@@ -26,7 +27,7 @@ func newReset(a *app) *cobra.Command {
 			"remove the agents as far as Kubernetes can remove them from running pods. The command requires\n" +
 			"permission to change the workload, but neither a connection nor root. Use `kubevpn leave` to end\n" +
 			"your own intercepts.",
-		Example: examples(
+		Example: command.Examples(
 			"Remove all intercepts of a workload", "kubevpn reset deployment/web",
 			"Name the image if no traffic manager is installed",
 			"kubevpn reset deployment/web --image registry.example/kubevpn:1",
@@ -35,11 +36,11 @@ func newReset(a *app) *cobra.Command {
 		Args: checkWorkloads,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args
-			return a.Report(cmd.Context(), o.output, o.run)
+			return f.Report(cmd.Context(), o.output, o.run)
 		},
-		ValidArgsFunction: o.kube.completeWorkloads(a),
+		ValidArgsFunction: o.kube.CompleteWorkloads,
 	}
-	o.kube.addTo(cmd, a)
+	o.kube.AddTo(cmd, f)
 	config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyYes)
 	cmd.Flags().Lookup("image").Usage = "image of the traffic agent that removes the intercepts " +
 		"(default: the traffic manager's)"
@@ -48,18 +49,18 @@ func newReset(a *app) *cobra.Command {
 }
 
 func (o *resetOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	cfg, err := o.kube.settings(o.app)
+	cfg, err := o.kube.Settings()
 	if err != nil {
 		return err
 	}
-	cl, prepared, err := o.kube.login(ctx, o.app, on, cfg.ManagerNamespace)
+	cl, prepared, err := o.kube.Login(ctx, on, cfg.ManagerNamespace)
 	if err != nil {
 		return err
 	}
 	req := api.ResetRequest{
 		Namespace: prepared.Namespace, Workloads: o.workloads, Image: cfg.Image, ManagerNamespace: cfg.ManagerNamespace,
 	}
-	c := consenting{app: o.app, cluster: cl, consent: &req.Consent, yes: cfg.Yes, batch: !o.output.ForPeople(),
-		quiet: quiet}
-	return c.run(ctx, on, func(on func(api.Event)) error { return o.app.Reset(ctx, cl, req, on) })
+	c := command.Consenting{Factory: o.f, Cluster: cl, Consent: &req.Consent, Yes: cfg.Yes, Batch: !o.output.ForPeople(),
+		Quiet: quiet}
+	return c.Run(ctx, on, func(on func(api.Event)) error { return o.f.Reset(ctx, cl, req, on) })
 }

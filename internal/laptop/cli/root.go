@@ -10,16 +10,17 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 )
 
-func newRoot(a *app) *cobra.Command {
+func newRoot(f *command.Factory, plugin bool) *cobra.Command {
 	showVersion := false
 	root := &cobra.Command{
 		Use:   "kubevpn",
 		Short: "Connect this machine to the network of a Kubernetes cluster",
 		Long: "kubevpn connects this machine to the network of a Kubernetes cluster. Every program reaches pods,\n" +
 			"Services and cluster DNS names. kubevpn needs only the API server for this.",
-		Example: examples(
+		Example: command.Examples(
 			"Connect to the cluster of the current context, call a Service, and disconnect",
 			"kubevpn connect", "curl http://web.default", "kubevpn disconnect --all",
 			"Send requests of a workload to a program on this machine",
@@ -35,27 +36,27 @@ func newRoot(a *app) *cobra.Command {
 				return unknownCommand(cmd, args[0])
 			}
 			if showVersion {
-				printVersion(a.Out)
+				printVersion(f.Out)
 				return nil
 			}
 			return cmd.Help()
 		},
-		PersistentPreRun: func(*cobra.Command, []string) { a.setVerbosity() },
+		PersistentPreRun: func(*cobra.Command, []string) { setVerbosity(f) },
 	}
 	root.Flags().BoolVar(&showVersion, "version", false, "print the version of this program")
-	addGlobal(root, a)
+	command.AddGlobal(root, f)
 	root.SetUsageFunc(printUsage)
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(flagError)
-	addCommands(root, a)
-	if a.plugin {
+	addCommands(root, f)
+	if plugin {
 		asPlugin(root)
 	}
 	return root
 }
 
 // addCommands adds the commands in the groups of the help.
-func addCommands(root *cobra.Command, a *app) {
+func addCommands(root *cobra.Command, f *command.Factory) {
 	root.SetHelpCommand(newHelp())
 	root.AddGroup(
 		&cobra.Group{ID: groupConnection, Title: "Connections:"},
@@ -70,22 +71,13 @@ func addCommands(root *cobra.Command, a *app) {
 		}
 		root.AddCommand(cmds...)
 	}
-	add(groupConnection, newConnect(a), newRun(a), newDisconnect(a), newStatus(a), newDoctor(a), newWhy(a),
-		newFlows(a), newDNS(a), newUI(a), newLogs(a), newQuit(a), newTrust(a))
-	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newEnv(a), newList(a), newRequests(a), newDiff(a),
-		newLeave(a), newReset(a))
-	add(groupCluster, newInstall(a), newUninstall(a))
-	add(groupOther, newConfig(a), newService(a), newReport(a), newVersion(a), newCompletion(a))
-	addHidden(root, a)
-}
-
-// addGlobal defines the flags of all commands.
-func addGlobal(root *cobra.Command, a *app) {
-	flags := root.PersistentFlags()
-	flags.IntVarP(&a.Verbosity, "v", "v", 0,
-		"verbosity of the log on standard error: 6 prints requests to the API server, 8 also their content")
-	flags.BoolVarP(&a.Quiet, "quiet", "q", false, "print only results and errors")
-	flags.VisitAll(func(f *pflag.Flag) { f.Annotations = map[string][]string{sectionAnnotation: {sectionGlobal}} })
+	add(groupConnection, newConnect(f), newRun(f), newDisconnect(f), newStatus(f), newDoctor(f), newWhy(f),
+		newFlows(f), newDNS(f), newUI(f), newLogs(f), newQuit(f), newTrust(f))
+	add(groupIntercept, newProxy(f), newClone(f), newDev(f), newEnv(f), newList(f), newRequests(f), newDiff(f),
+		newLeave(f), newReset(f))
+	add(groupCluster, newInstall(f), newUninstall(f))
+	add(groupOther, newConfig(f), newService(f), newReport(f), newVersion(f), newCompletion(f))
+	addHidden(root, f)
 }
 
 // pluginName is the command as which kubectl runs this program, if its file is named kubectl-kubevpn.
@@ -117,26 +109,11 @@ const (
 	groupOther      = "other"
 )
 
-// examples formats an Example. A line that begins with a capital letter is a comment on the commands below it.
-func examples(lines ...string) string {
-	var b strings.Builder
-	for i, line := range lines {
-		if c := line[0]; c >= 'A' && c <= 'Z' {
-			if i > 0 {
-				b.WriteString("\n")
-			}
-			line = "# " + line
-		}
-		b.WriteString("  " + line + "\n")
-	}
-	return strings.TrimRight(b.String(), "\n")
-}
-
 func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [COMMAND]",
 		Short:   "Show help for a command",
-		Example: examples("Show the help of connect", "kubevpn help connect"),
+		Example: command.Examples("Show the help of connect", "kubevpn help connect"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target, rest, err := cmd.Root().Find(args)
 			switch {
@@ -222,34 +199,4 @@ func similarFlags(flags *pflag.FlagSet, name string) []string {
 		names.AddCommand(&cobra.Command{Use: f.Name, Hidden: f.Hidden, Run: func(*cobra.Command, []string) {}})
 	})
 	return names.SuggestionsFor(name)
-}
-
-// noArgs rejects arguments.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return api.Errorf(api.ExitUsage, "`%s` accepts no arguments, but got %q", cmd.CommandPath(), args[0]).
-			WithHint("see `%s --help` for usage", cmd.CommandPath())
-	}
-	return nil
-}
-
-// oneArg returns the check of a command that requires one argument.
-func oneArg(what, hint string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != 1 {
-			return api.Errorf(api.ExitUsage, "`%s` %s", cmd.CommandPath(), what).WithHint("%s", hint)
-		}
-		return nil
-	}
-}
-
-// complete registers the values of a flag for shell completion.
-func complete(cmd *cobra.Command, flag string, values ...string) {
-	completeWith(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-}
-
-func completeWith(cmd *cobra.Command, flag string, f cobra.CompletionFunc) {
-	if err := cmd.RegisterFlagCompletionFunc(flag, f); err != nil {
-		panic(err) // the command does not define the flag
-	}
 }

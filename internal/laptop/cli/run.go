@@ -9,20 +9,21 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/dev"
 	"kubevpn/pkg/host/sandbox"
 )
 
 type runOptions struct {
-	app    *app
-	flags  connectFlags
+	f      *command.Factory
+	flags  command.ConnectionFlags
 	socks  string // address of the proxy; empty: a network of the program's own, if this machine allows it
 	output *term.Format
 }
 
-func newRun(a *app) *cobra.Command {
-	o := &runOptions{app: a, output: term.NewFormat("text")}
+func newRun(f *command.Factory) *cobra.Command {
+	o := &runOptions{f: f, output: term.NewFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND...",
 		Short: "Run a program of this machine on the cluster's network, without root",
@@ -34,7 +35,7 @@ func newRun(a *app) *cobra.Command {
 			"the cluster. Programs that ignore them do not reach it: ping, dig, psql, Java, and most that speak\n" +
 			"neither HTTP nor SOCKS.\n\n" +
 			"kubevpn exits with the exit code of the program.",
-		Example: examples(
+		Example: command.Examples(
 			"Run tests against the Services of a namespace", "kubevpn run -n shop -- go test ./integration",
 			"Open a shell", "kubevpn run -- bash",
 			"Use a proxy, also where a network of its own is allowed",
@@ -48,21 +49,21 @@ func newRun(a *app) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
+			return f.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
 				return o.run(ctx, args, on, quiet)
 			})
 		},
 	}
-	o.flags.addTo(cmd, a)
+	o.flags.AddTo(cmd, f)
 	cmd.Flags().StringVar(&o.socks, "socks", "",
 		"loopback address and port of a proxy that the program uses, instead of a network of its own; port 0 takes a "+
 			"free one")
 	return cmd
 }
 
-func (o *runOptions) run(ctx context.Context, command []string, on func(api.Event), quiet func()) error {
+func (o *runOptions) run(ctx context.Context, program []string, on func(api.Event), quiet func()) error {
 	options := dev.Options{
-		Args: command, Init: []string{sandboxCommand}, Environ: o.app.environ,
+		Args: program, Init: []string{command.SandboxCommand}, Environ: o.f.Environ,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Show: on, Quiet: quiet, Mode: dev.Isolated,
 	}
 	at, why := o.socks, error(nil)
@@ -96,9 +97,9 @@ func (o *runOptions) run(ctx context.Context, command []string, on func(api.Even
 	code, err := runner.Run(ctx, target)
 	switch {
 	case errors.Is(err, sandbox.ErrNotAllowed): // some machines refuse only the attempt
-		return api.AsError(err).WithHint("use a proxy: `kubevpn run --socks 127.0.0.1:0 -- %s`", command[0])
+		return api.AsError(err).WithHint("use a proxy: `kubevpn run --socks 127.0.0.1:0 -- %s`", program[0])
 	case err == nil && code != 0:
-		return exitCode(code)
+		return command.ExitCode(code)
 	}
 	return err
 }
@@ -107,21 +108,21 @@ func (o *runOptions) run(ctx context.Context, command []string, on func(api.Even
 func (o *runOptions) target(
 	ctx context.Context, l net.Listener, on func(api.Event), quiet func(),
 ) (dev.Target, error) {
-	o.flags.here = true
-	req, err := o.flags.request(ctx, o.app, on)
+	o.flags.Here = true
+	req, err := o.flags.Request(ctx, on)
 	if err != nil {
 		return dev.Target{}, err
 	}
-	consenting := o.flags.consenting(o.app, &req, o.output, quiet)
+	consenting := o.flags.Consenting(&req, o.output, quiet)
 	return dev.Target{
 		Hold: func(ctx context.Context, on func(api.Event)) error {
-			return consenting.run(ctx, on, func(on func(api.Event)) error {
-				return o.app.proxied(ctx, req, l, on)
+			return consenting.Run(ctx, on, func(on func(api.Event)) error {
+				return proxied(ctx, o.f, req, l, on)
 			})
 		},
 		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
-			return consenting.run(ctx, on, func(on func(api.Event)) error {
-				return o.app.isolated(ctx, api.InterceptRequest{Connect: req}, place, ready, on)
+			return consenting.Run(ctx, on, func(on func(api.Event)) error {
+				return o.f.Isolated(ctx, api.InterceptRequest{Connect: req}, place, ready, on)
 			})
 		},
 	}, nil

@@ -31,6 +31,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/process/version"
 	"kubevpn/internal/testenv"
@@ -41,7 +42,7 @@ import (
 // of the fake daemon.
 func TestMain(m *testing.M) {
 	run := func() {
-		os.Exit(Main(Programs{Machine: "WSL 2", RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
+		os.Exit(Main(command.Programs{Machine: "WSL 2", RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
 			Hold: fakeHold, Reset: fakeReset}))
 	}
 	testscript.Main(m, map[string]func(){"kubevpn": run, "kubectl-kubevpn": run})
@@ -215,7 +216,7 @@ func cmdInterrupt(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: interrupt CODE FILE LINE COMMAND [ARG...]")
 	}
 	var out strings.Builder
-	cmd := command(ts, args[3:])
+	cmd := program(ts, args[3:])
 	cmd.Stdout, cmd.Stderr = &out, &out
 	ts.Check(cmd.Start())
 	cmdAwait(ts, false, args[1:2])
@@ -240,7 +241,7 @@ func cmdTerminal(ts *testscript.TestScript, neg bool, args []string) {
 	person, terminal, err := pty.Open()
 	ts.Check(err)
 	defer person.Close()
-	cmd := command(ts, args[2:])
+	cmd := program(ts, args[2:])
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, ts.Stdout(), ts.Stderr()
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
 	err = cmd.Start()
@@ -261,8 +262,8 @@ func cmdTerminal(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// command returns a command with the environment of the script.
-func command(ts *testscript.TestScript, args []string) *exec.Cmd {
+// program returns a command with the environment of the script.
+func program(ts *testscript.TestScript, args []string) *exec.Cmd {
 	path, err := exec.LookPath(args[0])
 	ts.Check(err)
 	cmd := exec.Command(path, args[1:]...)
@@ -278,7 +279,7 @@ func cmdUnread(ts *testscript.TestScript, neg bool, args []string) {
 	read, write, err := os.Pipe()
 	ts.Check(err)
 	ts.Check(read.Close())
-	cmd := command(ts, args)
+	cmd := program(ts, args)
 	cmd.Stdout = write
 	ts.Check(cmd.Start())
 	ts.Check(write.Close())

@@ -10,12 +10,13 @@ import (
 	"net/url"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 )
 
 // asProxy makes a connection that only serves a proxy, and keeps it until Ctrl-C.
 func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet func()) error {
 	for _, name := range []string{"netstack", "allow-inbound"} {
-		if o.flags.kube.cmd.Flags().Changed(name) {
+		if o.flags.Changed(name) {
 			return api.Errorf(api.ExitUsage, "--%s cannot be combined with --socks", name).
 				WithHint("a proxy has no device for packets; remove --%s", name)
 		}
@@ -25,21 +26,22 @@ func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet 
 		return err
 	}
 	defer l.Close()
-	o.flags.here = true
-	req, err := o.flags.request(ctx, o.app, on)
+	o.flags.Here = true
+	req, err := o.flags.Request(ctx, on)
 	if err != nil {
 		return err
 	}
-	return o.flags.consenting(o.app, &req, o.output, quiet).run(ctx, on, func(on func(api.Event)) error {
+	return o.flags.Consenting(&req, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
 		on, printing := o.printing(on)
-		return errors.Join(o.app.proxied(ctx, req, l, on), *printing)
+		return errors.Join(proxied(ctx, o.f, req, l, on), *printing)
 	})
 }
 
 // proxied holds a connection for a proxy, without the settings of the configuration file that require a device.
-func (a *app) proxied(ctx context.Context, req api.ConnectRequest, l net.Listener, on func(api.Event)) error {
+func proxied(ctx context.Context, f *command.Factory, req api.ConnectRequest, l net.Listener,
+	on func(api.Event)) error {
 	req.Netstack, req.AllowInbound = "", nil
-	return a.Hold(ctx, api.InterceptRequest{Connect: req}, nil, l, on)
+	return f.Hold(ctx, api.InterceptRequest{Connect: req}, nil, l, on)
 }
 
 // listenProxy listens at the address of --socks.

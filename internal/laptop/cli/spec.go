@@ -13,6 +13,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/pkg/protocol/httpmatch"
 )
 
@@ -41,7 +42,7 @@ func (f *specFlags) addMatch(cmd *cobra.Command) {
 	flags.BoolVar(&f.flush, "flush", false, "close connections that are already open, so that their clients reconnect")
 	flags.StringVar(&f.tlsSecret, "tls-secret", "",
 		"Secret of type kubernetes.io/tls with which the application serves TLS; required to match headers inside TLS")
-	complete(cmd, "method", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+	command.Complete(cmd, "method", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 }
 
 func (f *specFlags) addTo(cmd *cobra.Command) {

@@ -12,33 +12,34 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wakeup"
 )
 
 type statusOptions struct {
-	app    *app
+	f      *command.Factory
 	output *term.Format
 	watch  bool
 }
 
-func newStatus(a *app) *cobra.Command {
-	o := &statusOptions{app: a, output: term.NewObjectFormat("table", "wide")}
+func newStatus(f *command.Factory) *cobra.Command {
+	o := &statusOptions{f: f, output: term.NewObjectFormat("table", "wide")}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the connections, intercepts and clones",
 		Long: "Show the connections of this machine, the workloads whose requests go to this machine, and the\n" +
 			"clones. The command asks only the daemon on this machine. It does not start the daemon and does\n" +
 			"not contact a cluster.",
-		Example: examples(
+		Example: command.Examples(
 			"Show the connections", "kubevpn status",
 			"Also show devices, networks, name resolution and checks", "kubevpn status -o wide",
 			"Print again after each change", "kubevpn status --watch",
 			"Print the state of the first connection, for a script",
 			"kubevpn status -o jsonpath='{.connections[0].status}'",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "print the status again after each change, until Ctrl-C")
@@ -47,16 +48,16 @@ func newStatus(a *app) *cobra.Command {
 }
 
 func (o *statusOptions) run(ctx context.Context) error {
-	status, err := o.app.status(ctx)
+	status, err := o.f.Status(ctx)
 	if err != nil {
 		return err
 	}
 	if status.Version != version.Full() {
-		fmt.Fprintf(o.app.Errout,
+		fmt.Fprintf(o.f.Errout,
 			"! the daemon is kubevpn %s, this is %s; `kubevpn quit` stops it and ends its connections\n",
 			status.Version, version.Full())
 	}
-	if err := o.print(o.app.Out, status, time.Now()); err != nil || !o.watch {
+	if err := o.print(o.f.Out, status, time.Now()); err != nil || !o.watch {
 		return err
 	}
 	return o.follow(ctx, status)
@@ -73,7 +74,7 @@ func (o *statusOptions) follow(ctx context.Context, status api.Status) error {
 		return err
 	}
 	for wakeup.Pause(ctx, watchInterval) {
-		status, err := o.app.status(ctx)
+		status, err := o.f.Status(ctx)
 		if ctx.Err() != nil {
 			break
 		}
@@ -89,9 +90,9 @@ func (o *statusOptions) follow(ctx context.Context, status api.Status) error {
 		}
 		shown = text
 		if o.output.ForPeople() {
-			fmt.Fprintln(o.app.Out)
+			fmt.Fprintln(o.f.Out)
 		}
-		if err := o.print(o.app.Out, status, time.Now()); err != nil {
+		if err := o.print(o.f.Out, status, time.Now()); err != nil {
 			return err
 		}
 	}
@@ -126,10 +127,10 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 	t.Row([]string{"ID", "CLUSTER", "NAMESPACE", "STATUS", "NETSTACK", "TRANSPORT", "SINCE"},
 		[]string{"DEVICE", "ADDRESSES", "NETWORKS", "DNS", "SERVICES", "MANAGER"})
 	for _, c := range status.Connections {
-		t.Row([]string{c.ID, term.Dash(c.Cluster), term.Dash(c.Namespace), string(c.Status), term.Dash(c.Netstack), term.Dash(c.Transport),
-			term.Age(c.Since, now)},
-			[]string{term.Dash(c.Device), term.Dash(api.Join(c.Addresses)), term.Dash(api.Join(c.CIDRs)), term.Dash(string(c.DNS.Mode)),
-				term.Dash(c.Services), term.Dash(manager(c))})
+		t.Row(term.OneLines([]string{c.ID, c.Cluster, c.Namespace, string(c.Status), c.Netstack, c.Transport,
+			term.Age(c.Since, now)}),
+			term.OneLines([]string{c.Device, api.Join(c.Addresses), api.Join(c.CIDRs), string(c.DNS.Mode), c.Services,
+				manager(c)}))
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -35,18 +35,18 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 			intercepted, state = "-", string(i.Clone.State)
 		}
 		ports := strings.Join(api.Texts(i.Ports, portMap), ", ")
-		t.Row([]string{name, term.Dash(term.Matched(i.Match, i.Mirror)), term.Dash(ports), intercepted, term.Dash(i.Owner),
-			fmt.Sprint(i.Requests), state},
-			[]string{i.ID, i.Namespace, i.Connection, term.Dash(i.Mode), term.Age(i.Since, now), term.Dash(i.LastError)})
+		t.Row(term.OneLines([]string{name, term.Matched(i.Match, i.Mirror), ports, intercepted, i.Owner,
+			fmt.Sprint(i.Requests), state}),
+			term.OneLines([]string{i.ID, i.Namespace, i.Connection, i.Mode, term.Age(i.Since, now), i.LastError}))
 		for _, other := range i.Others {
 			state := string(api.InterceptActive)
 			if other.Away {
 				state = "away"
 			}
 			ports := strings.Join(api.Texts(other.Ports, agentPort), ", ")
-			t.Row([]string{name, term.Dash(term.Matched(other.Match, other.Mirror)), term.Dash(ports), "-", term.Dash(other.Owner),
-				fmt.Sprint(other.Requests), state},
-				[]string{"-", i.Namespace, i.Connection, "-", term.Age(other.Since, now), term.Dash(other.LastError)})
+			t.Row(term.OneLines([]string{name, term.Matched(other.Match, other.Mirror), ports, "", other.Owner,
+				fmt.Sprint(other.Requests), state}),
+				term.OneLines([]string{"", i.Namespace, i.Connection, "", term.Age(other.Since, now), other.LastError}))
 		}
 	}
 	if err := t.Flush(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/process/version"
 	"kubevpn/internal/testenv"
@@ -22,10 +23,10 @@ import (
 
 func TestWatchPrintsAgainAfterAChange(t *testing.T) {
 	dir := t.TempDir()
-	a := &app{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, lookup: func(name string) (string, bool) {
+	f := &command.Factory{Streams: term.Streams{Out: &testenv.Buffer{}, Errout: &testenv.Buffer{}}, Lookup: func(name string) (string, bool) {
 		return dir, strings.HasPrefix(name, "XDG_") || name == "HOME"
 	}}
-	paths, err := a.paths()
+	paths, err := f.Paths()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +51,7 @@ func TestWatchPrintsAgainAfterAChange(t *testing.T) {
 	server.Start()
 	defer server.Close()
 
-	o := &statusOptions{app: a, output: term.NewObjectFormat("table", "wide"), watch: true}
+	o := &statusOptions{f: f, output: term.NewObjectFormat("table", "wide"), watch: true}
 	if err := o.output.Set("jsonpath={.connections[0].status};"); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +62,7 @@ func TestWatchPrintsAgainAfterAChange(t *testing.T) {
 	prints := func(want string) {
 		t.Helper()
 		testenv.Eventually(t, 10*time.Second, func() error {
-			if got := a.Out.(*testenv.Buffer).String(); got != want {
+			if got := f.Out.(*testenv.Buffer).String(); got != want {
 				return fmt.Errorf("printed %q, want %q", got, want)
 			}
 			return nil

@@ -10,15 +10,16 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type trustOptions struct {
-	app    *app
+	f      *command.Factory
 	output *term.Format
 }
 
-func newTrust(a *app) *cobra.Command {
+func newTrust(f *command.Factory) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trust",
 		Short: "List and remove trusted clusters",
@@ -26,18 +27,18 @@ func newTrust(a *app) *cobra.Command {
 			"a traffic manager that another user installed, networks outside of private address space, a cluster\n" +
 			"domain of the Internet, or networks and domains of the cluster's client defaults. It stores your\n" +
 			"answer, and asks again when one of these changes.",
-		Example: examples("List trusted clusters", "kubevpn trust list", "Remove a cluster",
+		Example: command.Examples("List trusted clusters", "kubevpn trust list", "Remove a cluster",
 			"kubevpn trust remove 3f2a91c04b7e"),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	o := &trustOptions{app: a, output: term.NewObjectFormat("table")}
+	o := &trustOptions{f: f, output: term.NewObjectFormat("table")}
 	list := &cobra.Command{
 		Use:   "list",
 		Short: "List trusted clusters",
-		Example: examples("List trusted clusters", "kubevpn trust list", "Print them as JSON",
+		Example: command.Examples("List trusted clusters", "kubevpn trust list", "Print them as JSON",
 			"kubevpn trust list -o json"),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return o.list() },
 	}
 	o.output.AddTo(list)
@@ -46,7 +47,7 @@ func newTrust(a *app) *cobra.Command {
 		Short: "Remove trusted clusters",
 		Long: "Remove the consent that you gave to the clusters with the given IDs. Open connections continue.\n" +
 			"kubevpn asks again when you connect.",
-		Example: examples("Remove a cluster", "kubevpn trust remove 3f2a91c04b7e"),
+		Example: command.Examples("Remove a cluster", "kubevpn trust remove 3f2a91c04b7e"),
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return api.Errorf(api.ExitUsage, "`kubevpn trust remove` requires the ID of a cluster").
@@ -62,7 +63,7 @@ func newTrust(a *app) *cobra.Command {
 }
 
 func (o *trustOptions) list() error {
-	paths, err := o.app.paths()
+	paths, err := o.f.Paths()
 	if err != nil {
 		return err
 	}
@@ -77,13 +78,13 @@ func (o *trustOptions) list() error {
 			object[id] = all[id]
 			names = append(names, "cluster/"+id)
 		}
-		return o.output.Print(o.app.Out, object, names...)
+		return o.output.Print(o.f.Out, object, names...)
 	}
 	if len(all) == 0 {
-		fmt.Fprintln(o.app.Errout, "no cluster is trusted")
+		fmt.Fprintln(o.f.Errout, "no cluster is trusted")
 		return nil
 	}
-	t := term.NewTable(o.app.Out, false)
+	t := term.NewTable(o.f.Out, false)
 	t.Row([]string{"ID", "CLUSTER", "NAMESPACE", "IMAGE", "SERVICEACCOUNT", "NETWORKS", "DOMAIN", "EXTRADOMAINS"}, nil)
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		c := all[id].Consent
@@ -104,7 +105,7 @@ func (o *trustOptions) list() error {
 }
 
 func (o *trustOptions) remove(ids []string) error {
-	paths, err := o.app.paths()
+	paths, err := o.f.Paths()
 	if err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (o *trustOptions) remove(ids []string) error {
 // completeClusters completes the IDs of trusted clusters.
 func (o *trustOptions) completeClusters(_ *cobra.Command, args []string,
 	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	paths, err := o.app.paths()
+	paths, err := o.f.Paths()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

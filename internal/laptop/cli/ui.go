@@ -13,20 +13,21 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type uiOptions struct {
-	app    *app
-	kube   kubeFlags
+	f      *command.Factory
+	kube   command.ClusterFlags
 	output *term.Format
 	stop   bool
 	noOpen bool
 }
 
-func newUI(a *app) *cobra.Command {
-	o := &uiOptions{app: a, output: term.NewObjectFormat("text")}
+func newUI(f *command.Factory) *cobra.Command {
+	o := &uiOptions{f: f, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "Show connections, flows, names and intercepts in a browser",
@@ -35,18 +36,18 @@ func newUI(a *app) *cobra.Command {
 			"and the log, and open it if there is a browser. The daemon serves the page on a loopback address,\n" +
 			"until it ends or `kubevpn ui --stop`. The page changes nothing. Anyone with the URL can read it.\n" +
 			"Without the URL, other users and other web sites cannot.",
-		Example: examples(
+		Example: command.Examples(
 			"Open the page", "kubevpn ui",
 			"Only print its URL", "kubevpn ui --no-open",
 			"End the page", "kubevpn ui --stop",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVar(&o.noOpen, "no-open", false, "do not open a browser")
 	cmd.Flags().BoolVar(&o.stop, "stop", false, "end the page")
-	o.kube.addTo(cmd, a)
-	section(cmd, sectionConnection, func(*pflag.FlagSet) {
+	o.kube.AddTo(cmd, f)
+	command.Section(cmd, command.SectionConnection, func(*pflag.FlagSet) {
 		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs,
 			config.KeyRedact)
 	})
@@ -59,7 +60,7 @@ func (o *uiOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := o.app.daemon()
+	c, err := o.f.Daemon()
 	if err == nil && !o.stop { // a daemon that does not run serves no page
 		_, err = c.Start(ctx)
 	}
@@ -71,16 +72,16 @@ func (o *uiOptions) run(ctx context.Context) error {
 		return err
 	}
 	p.TypeMeta = api.Type(api.KindPage)
-	opened := !o.stop && !o.noOpen && o.app.open(p.File)
+	opened := !o.stop && !o.noOpen && openBrowser(o.f, p.File)
 	switch {
 	case !o.output.ForPeople():
-		return o.output.Print(o.app.Out, p, "page/"+p.URL)
+		return o.output.Print(o.f.Out, p, "page/"+p.URL)
 	case o.stop:
 		return nil
 	}
-	fmt.Fprintln(o.app.Out, p.URL)
+	fmt.Fprintln(o.f.Out, p.URL)
 	if !opened {
-		o.app.Note("open this URL in a browser of this machine; `kubevpn ui --stop` ends the page")
+		o.f.Note("open this URL in a browser of this machine; `kubevpn ui --stop` ends the page")
 	}
 	return nil
 }
@@ -90,12 +91,12 @@ func (o *uiOptions) request() (api.PageRequest, error) {
 	if o.stop {
 		return api.PageRequest{Stop: true}, nil
 	}
-	cfg, err := o.kube.settings(o.app)
+	cfg, err := o.kube.Settings()
 	if err != nil {
 		return api.PageRequest{}, err
 	}
-	req := api.PageRequest{Machine: o.app.Machine, Redact: cfg.Redact}
-	prepared, err := o.kube.prepare(o.app)
+	req := api.PageRequest{Machine: o.f.Machine, Redact: cfg.Redact}
+	prepared, err := o.kube.Prepare()
 	if err != nil {
 		req.KubeconfigError = api.AsError(err)
 	}
@@ -107,25 +108,25 @@ func (o *uiOptions) request() (api.PageRequest, error) {
 	return req, nil
 }
 
-// open opens a file in the user's browser, and reports whether there may be one.
-func (a *app) open(file string) bool {
+// openBrowser opens a file in the user's browser, and reports whether there may be one.
+func openBrowser(f *command.Factory, file string) bool {
 	argv := []string{"xdg-open", file}
 	switch {
 	case runtime.GOOS == "darwin":
 		argv[0] = "open"
 	case runtime.GOOS == "windows":
 		argv = []string{"rundll32", "url.dll,FileProtocolHandler", file}
-	case a.getenv("DISPLAY") == "" && a.getenv("WAYLAND_DISPLAY") == "" || os.Geteuid() == 0: // browsers refuse root
+	case f.Getenv("DISPLAY") == "" && f.Getenv("WAYLAND_DISPLAY") == "" || os.Geteuid() == 0: // browsers refuse root
 		return false
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = a.environ
+	cmd.Env = f.Environ
 	if err := cmd.Start(); err != nil {
-		a.log.Debug("cannot open a browser", "err", err)
+		f.Log.Debug("cannot open a browser", "err", err)
 		return false
 	}
 	if err := cmd.Process.Release(); err != nil { // the browser may be its child, and outlives this command
-		a.log.Debug("cannot release the browser", "err", err)
+		f.Log.Debug("cannot release the browser", "err", err)
 	}
 	return true
 }

@@ -8,44 +8,45 @@ import (
 
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/install"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/connection"
 )
 
 type uninstallOptions struct {
-	app   *app
-	kube  kubeFlags
+	f     *command.Factory
+	kube  command.ClusterFlags
 	force bool
 }
 
-func newUninstall(a *app) *cobra.Command {
-	o := &uninstallOptions{app: a}
+func newUninstall(f *command.Factory) *cobra.Command {
+	o := &uninstallOptions{f: f}
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the traffic manager from a cluster",
 		Long: "Remove everything that kubevpn installed in the cluster, and nothing else. The command fails while\n" +
 			"a laptop is connected, unless you pass --force.",
-		Example: examples(
+		Example: command.Examples(
 			"Remove the traffic manager from the current context's cluster", "kubevpn uninstall",
 			"From another namespace", "kubevpn uninstall --manager-namespace tools",
 			"Even if other users are connected", "kubevpn uninstall --force",
 		),
-		Args: noArgs,
+		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	o.kube.addTo(cmd, a)
+	o.kube.AddTo(cmd, f)
 	config.AddFlags(cmd, config.KeyManagerNamespace)
 	cmd.Flags().BoolVar(&o.force, "force", false, "remove the traffic manager even if laptops are connected")
 	return cmd
 }
 
 func (o *uninstallOptions) run(ctx context.Context) error {
-	cfg, err := o.kube.settings(o.app)
+	cfg, err := o.kube.Settings()
 	if err != nil {
 		return err
 	}
-	p := o.app.Progress()
+	p := o.f.Progress()
 	defer p.Stop()
-	c, _, err := o.kube.login(ctx, o.app, p.Show, cfg.ManagerNamespace)
+	c, _, err := o.kube.Login(ctx, p.Show, cfg.ManagerNamespace)
 	if err != nil {
 		return err
 	}
@@ -58,17 +59,17 @@ func (o *uninstallOptions) run(ctx context.Context) error {
 	removed, err := install.Remove(ctx, c, opts)
 	p.Stop()
 	if err != nil {
-		return explain(ctx, c, err)
+		return c.ExplainContext(ctx, err)
 	}
 	for _, r := range removed {
 		if r.Kept != "" {
-			fmt.Fprintf(o.app.Out, "kept     %s: %s\n", r, r.Kept)
+			fmt.Fprintf(o.f.Out, "kept     %s: %s\n", r, r.Kept)
 			continue
 		}
-		fmt.Fprintf(o.app.Out, "removed  %s\n", r)
+		fmt.Fprintf(o.f.Out, "removed  %s\n", r)
 	}
 	if len(removed) == 0 {
-		fmt.Fprintln(o.app.Errout, "no resources found: kubevpn is not installed there")
+		fmt.Fprintln(o.f.Errout, "no resources found: kubevpn is not installed there")
 	}
 	return nil
 }

@@ -20,12 +20,13 @@ import (
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
 	"kubevpn/internal/kube/workloads"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 )
 
 type whyOptions struct {
-	app     *app
-	kube    kubeFlags
+	f       *command.Factory
+	kube    command.ClusterFlags
 	output  *term.Format
 	headers []string
 	method  string
@@ -33,8 +34,8 @@ type whyOptions struct {
 	timeout time.Duration
 }
 
-func newWhy(a *app) *cobra.Command {
-	o := &whyOptions{app: a, output: term.NewObjectFormat("text")}
+func newWhy(f *command.Factory) *cobra.Command {
+	o := &whyOptions{f: f, output: term.NewObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "why URL",
 		Short: "Explain what happens to a request to the cluster",
@@ -46,13 +47,13 @@ func newWhy(a *app) *cobra.Command {
 			"With --from, a pod of a workload sends the request, from an ephemeral container that kubevpn adds.\n" +
 			"The container ends after ten minutes, and its entry stays in the pod until the pod ends, so kubevpn\n" +
 			"asks first.",
-		Example: examples(
+		Example: command.Examples(
 			"Explain why a Service does not answer", "kubevpn why http://web.default/",
 			"Send a header, and another method", "kubevpn why web.default:8080/orders -H 'x-user: me' -X HEAD",
 			"Send it from a pod of another workload", "kubevpn why http://web.default/ --from deployment/other -n shop",
 			"Print the cause for a script", "kubevpn why http://web.default -o jsonpath='{.error.message}'",
 		),
-		Args: oneArg("takes one URL", "for example `kubevpn why http://web.default/`"),
+		Args: command.OneArg("takes one URL", "for example `kubevpn why http://web.default/`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := o.request(args[0])
 			if err != nil {
@@ -71,9 +72,9 @@ func newWhy(a *app) *cobra.Command {
 	flags.StringVarP(&o.method, "method", "X", http.MethodGet, "method of the request")
 	flags.DurationVar(&o.timeout, "timeout", why.Timeout, "time limit for all hops together")
 	flags.StringVar(&o.from, "from", "", "workload, TYPE/NAME, one of whose pods sends the request")
-	completeWith(cmd, "from", o.kube.completeWorkloads(o.app))
-	complete(cmd, "method", "GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
-	o.kube.addTo(cmd, a)
+	command.CompleteWith(cmd, "from", o.kube.CompleteWorkloads)
+	command.Complete(cmd, "method", "GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
+	o.kube.AddTo(cmd, f)
 	flags.Lookup("namespace").Usage = "namespace of the workload of --from"
 	config.AddFlags(cmd, config.KeyYes)
 	flags.Lookup("yes").Usage = "with --from: add the container without a question"
@@ -114,9 +115,9 @@ func (o *whyOptions) request(text string) (*http.Request, error) {
 }
 
 func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
-	p := o.app.Progress()
+	p := o.f.Progress()
 	defer p.Stop()
-	c, prepared, err := o.kube.login(ctx, o.app, func(api.Event) {}, "") // it shows no steps
+	c, prepared, err := o.kube.Login(ctx, func(api.Event) {}, "") // it shows no steps
 	if err != nil {
 		return err
 	}
@@ -135,9 +136,9 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 	}
 	p.Stop()
 	if !o.output.ForPeople() {
-		err = o.output.Print(o.app.Out, e, e.URL)
+		err = o.output.Print(o.f.Out, e, e.URL)
 	} else {
-		err = printExplanation(o.app.Out, e)
+		err = printExplanation(o.f.Out, e)
 	}
 	if err != nil || e.Error == nil {
 		return err
@@ -147,7 +148,7 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 
 // connection adds what the daemon knows of the connection to the cluster, and of its intercepts.
 func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why.Config) error {
-	status, err := o.app.status(ctx)
+	status, err := o.f.Status(ctx)
 	if err != nil {
 		return err
 	}
@@ -161,7 +162,7 @@ func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why
 	if !slices.ContainsFunc(status.Intercepts, ours) {
 		return nil
 	}
-	d, err := o.app.daemon()
+	d, err := o.f.Daemon()
 	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
 		return d.Trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
 	}
@@ -171,20 +172,20 @@ func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why
 // source lets a pod of --from send the request. It asks the user before it adds a container.
 func (o *whyOptions) source(ctx context.Context, c *client.Cluster, namespace string, cfg *why.Config,
 	p term.Progress) error {
-	settings, err := o.kube.settings(o.app)
+	settings, err := o.kube.Settings()
 	if err != nil {
 		return err
 	}
-	asks := consenting{app: o.app, cluster: c, consent: &api.Consent{}, yes: settings.Yes,
-		batch: !o.output.ForPeople(), quiet: p.Stop}
-	if err := asks.load(); err != nil {
+	asks := command.Consenting{Factory: o.f, Cluster: c, Consent: &api.Consent{}, Yes: settings.Yes,
+		Batch: !o.output.ForPeople(), Quiet: p.Stop}
+	if err := asks.Load(); err != nil {
 		return err
 	}
 	pod, err := podOf(ctx, c, namespace, o.from)
 	if err != nil {
 		return err
 	}
-	image, err := install.Find(ctx, c, cfg.Connection.ManagerNamespace, "", *asks.consent)
+	image, err := install.Find(ctx, c, cfg.Connection.ManagerNamespace, "", *asks.Consent)
 	if err != nil {
 		return err
 	}
@@ -202,7 +203,7 @@ func (o *whyOptions) source(ctx context.Context, c *client.Cluster, namespace st
 			"minutes, and its entry stays in the pod until the pod ends", s.Container, pod.Namespace, pod.Name,
 			why.Stay.Minutes()).
 			WithHint("Without --from, `kubevpn why` sends the request from this machine.")
-		if err := asks.allow(ctx, e, p.Show); err != nil {
+		if err := asks.Allow(ctx, e, p.Show); err != nil {
 			return err
 		}
 	}

@@ -84,9 +84,9 @@ func (c *Client) ask(ctx context.Context, path string, req any, on func(api.Even
 // cleanTimeout limits the cleanup after an interrupted request.
 const cleanTimeout = 20 * time.Second
 
-// hold posts a request that needs a connection. It returns when the daemon has answered, which it does at once or, if the
-// request is attached, after the end of the body. It returns the connection of the last event that has one. When ctx
-// ends, hold ends the body, calls on with the events of the cleanup, and returns the error of ctx.
+// hold posts a request that needs a connection. It returns when the daemon has answered, for an attached request after
+// the end of the body. It returns the connection of the last event that has one. When ctx ends, hold ends the body,
+// calls on with the events of the cleanup, and returns the error of ctx.
 func (c *Client) hold(ctx context.Context, path string, body any, on func(api.Event)) (*api.Connection, error) {
 	text, err := json.Marshal(body)
 	if err != nil {

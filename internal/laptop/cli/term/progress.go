@@ -37,8 +37,8 @@ func (s *Streams) Progress() Progress {
 	return &lines{w: s.Errout}
 }
 
-// Report runs a command that shows its progress: as text, or as lines of JSON, the last of which contains the result. do
-// may call quiet to stop the progress display.
+// Report runs a command that shows its progress: as text, or as lines of JSON, the last of which contains the result.
+// do may call quiet to stop the progress display.
 func (s *Streams) Report(
 	ctx context.Context, output *Format, do func(ctx context.Context, on func(api.Event), quiet func()) error,
 ) error {

@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"context"
@@ -17,25 +17,25 @@ import (
 // in the meantime.
 const maxQuestions = 5
 
-// consenting is a request that may need the consent of the user.
-type consenting struct {
-	app     *app
-	cluster *client.Cluster
-	consent *api.Consent // of the request; run fills it in
-	yes     bool         // consent without a question
-	batch   bool         // a program reads the output, so do not ask
-	quiet   func()       // stops the progress display
-	// find looks for the traffic manager, so that the question about it comes before the password prompt of sudo. Nil:
+// Consenting is a request that may need the consent of the user.
+type Consenting struct {
+	Factory *Factory
+	Cluster *client.Cluster
+	Consent *api.Consent // of the request; Run and Load fill it in
+	Yes     bool         // consent without a question
+	Batch   bool         // a program reads the output, so do not ask
+	Quiet   func()       // stops the progress display
+	// Find looks for the traffic manager, so that the question about it comes before the password prompt of sudo. Nil:
 	// the request needs no root.
-	find func(ctx context.Context) error
+	Find func(ctx context.Context) error
 
 	paths config.Paths
 }
 
-// run calls do with the stored consent for the cluster, and calls it again after each question that the user answers
-// with yes. do calls its argument with each event. run stores a traffic manager that the request installs as trusted.
-func (c consenting) run(ctx context.Context, on func(api.Event), do func(on func(api.Event)) error) error {
-	if err := c.load(); err != nil {
+// Run calls do with the stored consent for the cluster, and calls it again after each question that the user answers
+// with yes. do calls its argument with each event. Run stores a traffic manager that the request installs as trusted.
+func (c Consenting) Run(ctx context.Context, on func(api.Event), do func(on func(api.Event)) error) error {
+	if err := c.Load(); err != nil {
 		return err
 	}
 	if err := c.askEarly(ctx, on); err != nil {
@@ -43,7 +43,7 @@ func (c consenting) run(ctx context.Context, on func(api.Event), do func(on func
 	}
 	handle := func(e api.Event) {
 		switch {
-		case needs(e.Error) != nil: // run asks the user or returns it
+		case needs(e.Error) != nil: // Run asks the user or returns it
 		case e.Installed != nil:
 			c.store(api.Consent{Managers: []api.TrustedManager{*e.Installed}}, on)
 		default:
@@ -61,24 +61,24 @@ func (c consenting) run(ctx context.Context, on func(api.Event), do func(on func
 			return err // the user has already allowed it
 		}
 		last = e.Needs
-		if err := c.allow(ctx, e, on); err != nil {
+		if err := c.Allow(ctx, e, on); err != nil {
 			return err
 		}
 		c.store(*e.Needs, on)
 	}
 }
 
-// askEarly asks about the traffic manager if the user trusts none of this cluster. It ignores other errors of find,
+// askEarly asks about the traffic manager if the user trusts none of this cluster. It ignores other errors of Find,
 // because the request reports them.
-func (c *consenting) askEarly(ctx context.Context, on func(api.Event)) error {
-	if c.find == nil || len(c.consent.Managers) > 0 {
+func (c *Consenting) askEarly(ctx context.Context, on func(api.Event)) error {
+	if c.Find == nil || len(c.Consent.Managers) > 0 {
 		return nil
 	}
-	e, _ := errors.AsType[*api.Error](c.find(ctx))
+	e, _ := errors.AsType[*api.Error](c.Find(ctx))
 	if needs(e) == nil {
 		return nil
 	}
-	if err := c.allow(ctx, e, on); err != nil {
+	if err := c.Allow(ctx, e, on); err != nil {
 		return err
 	}
 	c.store(*e.Needs, on)
@@ -93,26 +93,26 @@ func needs(e *api.Error) *api.Consent {
 	return e.Needs
 }
 
-// load reads the stored consent for the cluster.
-func (c *consenting) load() error {
+// Load reads the stored consent for the cluster.
+func (c *Consenting) Load() error {
 	var err error
-	if c.paths, err = c.app.paths(); err != nil {
+	if c.paths, err = c.Factory.Paths(); err != nil {
 		return err
 	}
 	all, err := c.paths.LoadTrust()
 	if err != nil {
 		return err
 	}
-	*c.consent = all[c.cluster.ID()].Consent
+	*c.Consent = all[c.Cluster.ID()].Consent
 	return nil
 }
 
 // store adds needs to the consent of this request and to the stored consent. An error of the latter becomes a warning.
-func (c *consenting) store(needs api.Consent, on func(api.Event)) {
-	*c.consent = c.consent.With(needs)
+func (c *Consenting) store(needs api.Consent, on func(api.Event)) {
+	*c.Consent = c.Consent.With(needs)
 	err := c.paths.SaveTrust(func(all map[string]config.Trusted) {
-		id := c.cluster.ID()
-		all[id] = config.Trusted{Cluster: c.cluster.Name(), Server: c.cluster.Server(),
+		id := c.Cluster.ID()
+		all[id] = config.Trusted{Cluster: c.Cluster.Name(), Server: c.Cluster.Server(),
 			Consent: all[id].Consent.With(needs)}
 	})
 	if err != nil {
@@ -120,22 +120,22 @@ func (c *consenting) store(needs api.Consent, on func(api.Event)) {
 	}
 }
 
-// allow shows the message of e and asks whether the user allows it. It returns nil if the user agrees.
-func (c *consenting) allow(ctx context.Context, e *api.Error, on func(api.Event)) error {
-	if c.yes {
+// Allow shows the message of e and asks whether the user allows it. It returns nil if the user agrees.
+func (c *Consenting) Allow(ctx context.Context, e *api.Error, on func(api.Event)) error {
+	if c.Yes {
 		on(api.Event{Warning: e.Message + ": allowed without a question, because `yes` is set"})
 		return nil
 	}
-	terminal, done := c.app.Terminal()
-	if terminal == nil || c.batch {
+	terminal, done := c.Factory.Terminal()
+	if terminal == nil || c.Batch {
 		return e.WithHint("%s\nkubevpn cannot ask you here. "+
 			"To allow it, pass --yes, or set `yes: true` in %s or KUBEVPN_YES=true.", e.Hint, c.paths.ConfigFile)
 	}
 	defer done()
-	c.quiet()
+	c.Quiet()
 	question := fmt.Sprintf("%s\n  cluster         %s, %s\n%sAllow this? [y/N] ",
-		term.Printable(e.Message), term.Printable(c.cluster.Name()), c.cluster.Server(), described(e.Needs))
-	switch yes, err := c.app.Confirm(ctx, terminal, question); {
+		term.Printable(e.Message), term.Printable(c.Cluster.Name()), c.Cluster.Server(), described(e.Needs))
+	switch yes, err := c.Factory.Confirm(ctx, terminal, question); {
 	case err != nil:
 		return err
 	case !yes:

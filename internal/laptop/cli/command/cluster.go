@@ -1,6 +1,7 @@
-package cli
+package command
 
 import (
+	"context"
 	"maps"
 	"slices"
 
@@ -9,38 +10,44 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
 )
 
-// kubeFlags select the cluster and the user, like the flags of kubectl, and the settings.
-type kubeFlags struct {
-	in  client.Inputs
+// ClusterFlags select the cluster and the user, like the flags of kubectl, and the settings.
+type ClusterFlags struct {
+	Inputs client.Inputs
+
+	f   *Factory
 	cmd *cobra.Command
 }
 
-func (k *kubeFlags) addTo(cmd *cobra.Command, a *app) {
-	k.bind(cmd, clientcmd.FlagInfo{LongName: clientcmd.FlagNamespace, ShortName: "n"})
-	completeWith(cmd, clientcmd.FlagNamespace, k.completeNamespaces(a))
+// AddTo defines the flags.
+func (k *ClusterFlags) AddTo(cmd *cobra.Command, f *Factory) {
+	k.bind(cmd, f, clientcmd.FlagInfo{LongName: clientcmd.FlagNamespace, ShortName: "n"})
+	CompleteWith(cmd, clientcmd.FlagNamespace, k.CompleteNamespaces)
 }
 
-// addClusterTo is addTo without the namespace.
-func (k *kubeFlags) addClusterTo(cmd *cobra.Command) { k.bind(cmd, clientcmd.FlagInfo{}) }
+// AddClusterTo is AddTo without the namespace.
+func (k *ClusterFlags) AddClusterTo(cmd *cobra.Command, f *Factory) {
+	k.bind(cmd, f, clientcmd.FlagInfo{})
+}
 
-func (k *kubeFlags) bind(cmd *cobra.Command, namespace clientcmd.FlagInfo) {
-	k.cmd = cmd
-	section(cmd, sectionCluster, func(flags *pflag.FlagSet) {
+func (k *ClusterFlags) bind(cmd *cobra.Command, f *Factory, namespace clientcmd.FlagInfo) {
+	k.f, k.cmd = f, cmd
+	Section(cmd, SectionCluster, func(flags *pflag.FlagSet) {
 		names := clientcmd.RecommendedConfigOverrideFlags("")
 		names.ContextOverrideFlags.Namespace = namespace
 		names.ClusterOverrideFlags.APIServer.ShortName = "s"
 		names.ClusterOverrideFlags.DisableCompression = clientcmd.FlagInfo{}
 		names.AuthOverrideFlags.Username, names.AuthOverrideFlags.Password = clientcmd.FlagInfo{}, clientcmd.FlagInfo{}
 		names.Timeout.Default = "10s"
-		clientcmd.BindOverrideFlags(&k.in.Overrides, flags, names)
-		flags.StringVar(&k.in.Kubeconfig, clientcmd.RecommendedConfigPathFlag, "", "")
+		clientcmd.BindOverrideFlags(&k.Inputs.Overrides, flags, names)
+		flags.StringVar(&k.Inputs.Kubeconfig, clientcmd.RecommendedConfigPathFlag, "", "")
 		for name, usage := range kubeUsages() {
-			if f := flags.Lookup(name); f != nil {
-				f.Usage = usage
+			if flag := flags.Lookup(name); flag != nil {
+				flag.Usage = usage
 			}
 		}
 		config.AddFlags(cmd, config.KeySSHJump)
@@ -56,7 +63,7 @@ func (k *kubeFlags) bind(cmd *cobra.Command, namespace clientcmd.FlagInfo) {
 			return slices.Sorted(maps.Keys(c.AuthInfos))
 		},
 	} {
-		completeWith(cmd, flag, k.completeKubeconfig(names))
+		CompleteWith(cmd, flag, k.completeKubeconfig(names))
 	}
 }
 
@@ -85,21 +92,35 @@ func kubeUsages() map[string]string {
 	}
 }
 
-// chosen reports whether a flag selects a cluster.
-func (k *kubeFlags) chosen() bool {
-	o := k.in.Overrides
-	return k.in.Kubeconfig != "" || o.CurrentContext != "" || o.Context.Cluster != "" || o.ClusterInfo.Server != ""
+// Changed reports whether the command line sets a flag.
+func (k *ClusterFlags) Changed(flag string) bool { return k.cmd.Flags().Changed(flag) }
+
+// Settings returns the settings, with the flags that were set.
+func (k *ClusterFlags) Settings() (config.Config, error) {
+	paths, err := k.f.Paths()
+	if err != nil {
+		return config.Config{}, err
+	}
+	cfg, err := config.Load(paths.ConfigFile, k.f.Lookup)
+	if err == nil {
+		err = cfg.ApplyFlags(k.cmd.Flags())
+	}
+	if err != nil {
+		return config.Config{}, err
+	}
+	return cfg, cfg.CheckDomains()
 }
 
-func (k *kubeFlags) prepare(a *app) (client.Prepared, error) {
-	cfg, err := k.settings(a)
+// Prepare reads the kubeconfig, and resolves the flags.
+func (k *ClusterFlags) Prepare() (client.Prepared, error) {
+	cfg, err := k.Settings()
 	if err != nil {
 		return client.Prepared{}, err
 	}
-	in := k.in
-	in.Environ, in.Stdin, in.Jump.Hosts = a.environ, a.In, cfg.SSHJump
+	in := k.Inputs
+	in.Environ, in.Stdin, in.Jump.Hosts = k.f.Environ, k.f.In, cfg.SSHJump
 	if len(in.Jump.Hosts) > 0 {
-		paths, err := a.paths()
+		paths, err := k.f.Paths()
 		if err == nil {
 			err = paths.MakeRuntimeDir()
 		}
@@ -110,7 +131,41 @@ func (k *kubeFlags) prepare(a *app) (client.Prepared, error) {
 	}
 	prepared, err := client.Prepare(in)
 	if prepared.Warning != "" {
-		a.Note("warning: %s", prepared.Warning)
+		k.f.Note("warning: %s", prepared.Warning)
 	}
 	return prepared, err
+}
+
+// Load returns a client for the cluster that the flags select. It runs no credential plugin; the requests of the client
+// do, without a prompt.
+func (k *ClusterFlags) Load() (*client.Cluster, client.Prepared, error) {
+	prepared, err := k.Prepare()
+	if err != nil {
+		return nil, client.Prepared{}, err
+	}
+	c, err := k.f.LoadCluster(prepared)
+	return c, prepared, err
+}
+
+// ConnectionID returns the ID of the connection to the cluster that the flags select, of whichever user. It returns ""
+// if no flag selects a cluster.
+func (k *ClusterFlags) ConnectionID(ctx context.Context) (string, error) {
+	o := k.Inputs.Overrides
+	if k.Inputs.Kubeconfig == "" && o.CurrentContext == "" && o.Context.Cluster == "" && o.ClusterInfo.Server == "" {
+		return "", nil
+	}
+	c, _, err := k.Load()
+	if err != nil {
+		return "", err
+	}
+	status, err := k.f.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, connection := range status.Connections {
+		if connection.ClusterID == c.ID() && connection.Status != api.StatusFailed {
+			return connection.ID, nil
+		}
+	}
+	return c.ConnectionID(), nil
 }

@@ -1,6 +1,6 @@
 //go:build unix
 
-package cli
+package command
 
 import (
 	"context"
@@ -42,11 +42,11 @@ func TestCtrlCEndsTheQuestion(t *testing.T) {
 	defer person.Close()
 	defer terminal.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	c := consenting{app: &app{Streams: term.Streams{In: terminal, Errout: terminal}}, cluster: labCluster(t), consent: &api.Consent{}, quiet: func() {}}
+	c := Consenting{Factory: &Factory{Streams: term.Streams{In: terminal, Errout: terminal}}, Cluster: labCluster(t), Consent: &api.Consent{}, Quiet: func() {}}
 	ended := make(chan error, 1)
 	go func() {
 		e := api.NeedsManager(api.TrustedManager{Namespace: "kubevpn", Image: "k:1\x1b[2J"}, "not yours")
-		ended <- c.allow(ctx, e, func(api.Event) {})
+		ended <- c.Allow(ctx, e, func(api.Event) {})
 	}()
 	shown := readUntil(t, person, "[y/N] ")
 	if !strings.Contains(shown, "image           k:1[2J") {
@@ -69,9 +69,10 @@ func TestOutputForProgramsHasNoQuestion(t *testing.T) {
 		if err := output.Set(value); err != nil {
 			t.Fatal(err)
 		}
-		f := connectFlags{cluster: labCluster(t)}
-		c := f.consenting(&app{Streams: term.Streams{In: terminal, Errout: terminal}}, &api.ConnectRequest{}, output, func() {})
-		e := c.allow(t.Context(), api.NeedsManager(api.TrustedManager{Namespace: "kubevpn"}, "not yours"), func(api.Event) {})
+		f := &Factory{Streams: term.Streams{In: terminal, Errout: terminal}}
+		flags := ConnectionFlags{ClusterFlags: ClusterFlags{f: f}, Cluster: labCluster(t)}
+		c := flags.Consenting(&api.ConnectRequest{}, output, func() {})
+		e := c.Allow(t.Context(), api.NeedsManager(api.TrustedManager{Namespace: "kubevpn"}, "not yours"), func(api.Event) {})
 		if got := api.AsError(e); got == nil || got.Code != api.ExitConsent || !strings.Contains(got.Hint, "--yes") {
 			t.Errorf("-o %s: got %v", value, e)
 		}
@@ -111,14 +112,14 @@ func TestUserIsAskedAboutTheManagerBeforeSudo(t *testing.T) {
 	manager := api.TrustedManager{Namespace: "kubevpn", NamespaceUID: "1", Repository: "k", ServiceAccount: "kubevpn"}
 	home := t.TempDir()
 	run := func(yes bool) (consent api.Consent, found, requested int, err error) {
-		c := consenting{
-			app: &app{Streams: term.Streams{In: strings.NewReader(""), Errout: &testenv.Buffer{}}, lookup: func(name string) (string, bool) {
+		c := Consenting{
+			Factory: &Factory{Streams: term.Streams{In: strings.NewReader(""), Errout: &testenv.Buffer{}}, Lookup: func(name string) (string, bool) {
 				return home, name == "HOME" || name == "XDG_RUNTIME_DIR"
 			}},
-			cluster: lab, consent: &consent, yes: yes, quiet: func() {},
-			find: func(context.Context) error { found++; return api.NeedsManager(manager, "not yours") },
+			Cluster: lab, Consent: &consent, Yes: yes, Quiet: func() {},
+			Find: func(context.Context) error { found++; return api.NeedsManager(manager, "not yours") },
 		}
-		err = c.run(t.Context(), func(api.Event) {}, func(func(api.Event)) error { requested++; return nil })
+		err = c.Run(t.Context(), func(api.Event) {}, func(func(api.Event)) error { requested++; return nil })
 		return consent, found, requested, err
 	}
 	if _, _, requested, err := run(false); requested != 0 || api.AsError(err) == nil || api.AsError(err).Code != api.ExitConsent {

@@ -1,0 +1,81 @@
+package command
+
+import (
+	"context"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/install"
+	"kubevpn/internal/laptop/cli/term"
+)
+
+// ConnectionFlags select the cluster and the settings of a connection.
+type ConnectionFlags struct {
+	ClusterFlags
+	Here bool // this process connects, and not the daemon
+
+	// Request sets these.
+	Cluster *client.Cluster
+	Config  config.Config
+
+	upgrade bool
+}
+
+// AddTo defines the flags, and those of more settings.
+func (k *ConnectionFlags) AddTo(cmd *cobra.Command, f *Factory, more ...config.Key) {
+	k.AddWithoutImage(cmd, f, append([]config.Key{config.KeyImage}, more...)...)
+}
+
+// AddWithoutImage is AddTo for a command whose --image has another meaning. Environment and file can still set the
+// image of the traffic manager.
+func (k *ConnectionFlags) AddWithoutImage(cmd *cobra.Command, f *Factory, more ...config.Key) {
+	k.ClusterFlags.AddTo(cmd, f)
+	Section(cmd, SectionConnection, func(flags *pflag.FlagSet) {
+		config.AddFlags(cmd, slices.Concat(config.ConnectionKeys(), config.ObjectKeys(), []config.Key{config.KeyYes},
+			more)...)
+		flags.BoolVar(&k.upgrade, "upgrade", false,
+			"replace a traffic manager of another version; interrupts the connections of all users")
+	})
+}
+
+// Request builds the request from the settings and the kubeconfig, after the API server has answered.
+func (k *ConnectionFlags) Request(ctx context.Context, on func(api.Event)) (api.ConnectRequest, error) {
+	prepare := func(ctx context.Context, cfg config.Config, l login) {
+		if d, err := k.f.Daemon(); err == nil {
+			d.Prepare(ctx, api.ConnectRequest{
+				Kubeconfig: l.Kubeconfig, Credential: l.Credential, Namespace: l.Prepared.Namespace,
+				ConnectSettings: cfg.ConnectSettings,
+			})
+		}
+	}
+	if k.Here {
+		prepare = nil
+	}
+	cfg, c, prepared, err := k.resolve(ctx, on, prepare)
+	if err != nil {
+		return api.ConnectRequest{}, err
+	}
+	k.Cluster, k.Config = c, cfg
+	return api.ConnectRequest{
+		Kubeconfig: prepared.Kubeconfig, Credential: prepared.Credential, Context: prepared.Context,
+		Namespace: prepared.Namespace, Upgrade: k.upgrade, ConnectSettings: cfg.ConnectSettings,
+		Settings: cfg.Settings(),
+	}, nil
+}
+
+// Consenting completes the Consent of req, which Request returned.
+func (k *ConnectionFlags) Consenting(req *api.ConnectRequest, output *term.Format, quiet func()) Consenting {
+	return Consenting{
+		Factory: k.f, Cluster: k.Cluster, Consent: &req.Consent, Yes: k.Config.Yes, Batch: !output.ForPeople(),
+		Quiet: quiet,
+		Find: func(ctx context.Context) error {
+			_, err := install.Find(ctx, k.Cluster, req.ManagerNamespace, req.Namespace, req.Consent)
+			return err
+		},
+	}
+}

@@ -1,0 +1,148 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/daemonclient"
+	"kubevpn/internal/laptop/cli/term"
+	"kubevpn/internal/laptop/hostservice"
+	"kubevpn/internal/process/version"
+	"kubevpn/pkg/host/sandbox"
+)
+
+// Programs are the parts of kubevpn that cmd/kubevpn injects. All functions must be set.
+type Programs struct {
+	// Machine is the kind of this machine, if it is not a usual one: container, WSL 1, WSL 2.
+	Machine string
+	// RunDaemon runs the daemon of this user until ctx ends or the daemon is idle. It calls ready when the daemon
+	// accepts requests.
+	RunDaemon func(ctx context.Context, paths config.Paths, ready func()) error
+	// StartHelper starts the root helper: by the service, or with sudo, if this process does not run as root. It calls
+	// announce with a line for the user before sudo may ask for a password on the terminal, or once the service is
+	// ready. It returns the socket to the helper, which the caller owns.
+	StartHelper func(ctx context.Context, announce func(line string)) (*os.File, error)
+	// RunHelper runs the helper in the process that StartHelper started.
+	RunHelper func(ctx context.Context) error
+	// Hold keeps a connection, and the intercepts of the request, in this process until ctx ends. It returns nil if
+	// they were established before; progress receives an event with Held then. They are for the programs of place, or
+	// for programs that use a proxy on the listener, or, if both are nil, for this machine, which needs root. It may be
+	// called again with the listener after an error before the connection was established.
+	Hold func(
+		ctx context.Context, req api.InterceptRequest, place sandbox.Place, proxy net.Listener,
+		progress func(api.Event),
+	) error
+	// Reset removes the intercepts of workloads, with the rights of c.
+	Reset func(ctx context.Context, c *client.Cluster, req api.ResetRequest, progress func(api.Event)) error
+}
+
+// Factory gives the commands what they need: their streams, the environment, and clients of the daemon and of clusters.
+type Factory struct {
+	Programs
+	term.Streams
+	Lookup     func(string) (string, bool)
+	Environ    []string
+	Executable string // absolute path of this program; "" if unknown
+	Log        *slog.Logger
+}
+
+// ExitCode is an error that needs no message, because kubevpn or another program has printed it.
+type ExitCode int
+
+func (c ExitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
+
+// SandboxCommand names the hidden command as which dev and run start this program in a sandbox.
+const SandboxCommand = "sandbox"
+
+// Paths returns the paths of the user's files.
+func (f *Factory) Paths() (config.Paths, error) { return config.Locate(f.Getenv) }
+
+// Getenv returns a variable of the environment.
+func (f *Factory) Getenv(name string) string {
+	v, _ := f.Lookup(name)
+	return v
+}
+
+// Daemon returns a client of the daemon of this user, which may not run.
+func (f *Factory) Daemon() (*daemonclient.Client, error) {
+	paths, err := f.Paths()
+	return daemonclient.New(daemonclient.Config{
+		Paths: paths, Executable: f.Executable, Environ: f.Environ, StartHelper: f.StartHelper,
+		Announce: func(line string) { f.Note("%s", line) }, Log: f.Log,
+	}), err
+}
+
+// Status returns the status of the daemon. If none runs, the status has no connections.
+func (f *Factory) Status(ctx context.Context) (api.Status, error) {
+	c, err := f.Daemon()
+	if err != nil {
+		return api.Status{}, err
+	}
+	status, err := c.Status(ctx)
+	if errors.Is(err, daemonclient.ErrNoDaemon) {
+		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
+		err = nil
+	}
+	status.TypeMeta, status.Machine = api.Type(api.KindStatus), f.Machine
+	return status, err
+}
+
+// Version returns the versions of this program, the daemon and the service.
+func (f *Factory) Version(ctx context.Context) (api.Version, error) {
+	v := api.Version{
+		TypeMeta: api.Type(api.KindVersion),
+		Version:  version.String(), Commit: version.Commit(), Go: runtime.Version(),
+		Platform: runtime.GOOS + "/" + runtime.GOARCH, Image: config.Default().Image,
+	}
+	c, err := f.Daemon()
+	if err != nil {
+		return v, err
+	}
+	info, err := c.Info(ctx)
+	switch {
+	case err == nil:
+		v.Daemon = &info.Version
+	case !errors.Is(err, daemonclient.ErrNoDaemon):
+		return v, err
+	}
+	s, err := hostservice.Status(ctx)
+	v.Service = s.Version
+	return v, err
+}
+
+// LoadCluster returns a client of the cluster.
+func (f *Factory) LoadCluster(prepared client.Prepared) (*client.Cluster, error) {
+	return client.Load(prepared.Kubeconfig, client.Options{Logger: f.Log})
+}
+
+// LoginTerminal returns the terminal on which a credential plugin can ask the user.
+func (f *Factory) LoginTerminal() client.Terminal {
+	t := client.Terminal{Stdin: term.File(f.In)}
+	if file := term.File(f.Errout); file != nil {
+		t.Stderr = file
+	} else if t.Stdin != nil {
+		t.Stderr = f.Errout
+	}
+	return t
+}
+
+// Isolated holds a connection, and the intercepts of the request, for place. It calls ready once all of them are
+// established.
+func (f *Factory) Isolated(
+	ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), on func(api.Event),
+) error {
+	return f.Hold(ctx, req, place, nil, func(e api.Event) {
+		on(e)
+		if e.Held {
+			ready()
+		}
+	})
+}
