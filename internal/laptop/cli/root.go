@@ -10,7 +10,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/admin"
 	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/connect"
+	"kubevpn/internal/laptop/cli/inspect"
+	"kubevpn/internal/laptop/cli/workload"
 )
 
 func newRoot(f *command.Factory, plugin bool) *cobra.Command {
@@ -36,7 +40,7 @@ func newRoot(f *command.Factory, plugin bool) *cobra.Command {
 				return unknownCommand(cmd, args[0])
 			}
 			if showVersion {
-				printVersion(f.Out)
+				admin.PrintVersion(f.Out)
 				return nil
 			}
 			return cmd.Help()
@@ -48,36 +52,33 @@ func newRoot(f *command.Factory, plugin bool) *cobra.Command {
 	root.SetUsageFunc(printUsage)
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(flagError)
-	addCommands(root, f)
+	root.SetHelpCommand(newHelp())
+	for _, group := range commandGroups() {
+		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title + ":"})
+		for _, cmd := range group.commands(f) {
+			cmd.GroupID = group.title
+			root.AddCommand(cmd)
+		}
+		root.SetHelpCommandGroupID(group.title) // the last one
+	}
+	root.AddCommand(admin.Hidden(f)...)
 	if plugin {
 		asPlugin(root)
 	}
 	return root
 }
 
-// addCommands adds the commands in the groups of the help.
-func addCommands(root *cobra.Command, f *command.Factory) {
-	root.SetHelpCommand(newHelp())
-	root.AddGroup(
-		&cobra.Group{ID: groupConnection, Title: "Connections:"},
-		&cobra.Group{ID: groupIntercept, Title: "Workloads:"},
-		&cobra.Group{ID: groupCluster, Title: "Cluster installation:"},
-		&cobra.Group{ID: groupOther, Title: "Other:"},
-	)
-	root.SetHelpCommandGroupID(groupOther)
-	add := func(group string, cmds ...*cobra.Command) {
-		for _, cmd := range cmds {
-			cmd.GroupID = group
-		}
-		root.AddCommand(cmds...)
+// group is a group of commands in the help. Each has a package.
+type group struct {
+	title    string
+	commands func(*command.Factory) []*cobra.Command
+}
+
+func commandGroups() []group {
+	return []group{
+		{"Connections", connect.Commands}, {"Workloads", workload.Commands}, {"Troubleshooting", inspect.Commands},
+		{"Administration", admin.Commands},
 	}
-	add(groupConnection, newConnect(f), newRun(f), newDisconnect(f), newStatus(f), newDoctor(f), newWhy(f),
-		newFlows(f), newDNS(f), newUI(f), newLogs(f), newQuit(f), newTrust(f))
-	add(groupIntercept, newProxy(f), newClone(f), newDev(f), newEnv(f), newList(f), newRequests(f), newDiff(f),
-		newLeave(f), newReset(f))
-	add(groupCluster, newInstall(f), newUninstall(f))
-	add(groupOther, newConfig(f), newService(f), newReport(f), newVersion(f), newCompletion(f))
-	addHidden(root, f)
 }
 
 // pluginName is the command as which kubectl runs this program, if its file is named kubectl-kubevpn.
@@ -101,13 +102,6 @@ var commandInText = regexp.MustCompile("(?m)(^  |`|sudo -E |<\\(|sudo )kubevpn( 
 func inPlugin(text string) string {
 	return commandInText.ReplaceAllString(text, "${1}"+pluginName+"${2}")
 }
-
-const (
-	groupConnection = "connection"
-	groupIntercept  = "intercept"
-	groupCluster    = "cluster"
-	groupOther      = "other"
-)
 
 func newHelp() *cobra.Command {
 	return &cobra.Command{

@@ -37,6 +37,17 @@ func Port(protocol string, port uint16) string {
 	return fmt.Sprintf("%s/%d", protocol, port)
 }
 
+// PortMap formats a port like --port: 8080, udp/5353:53 or 80=172.17.0.5:8080.
+func PortMap(p api.PortMap) string {
+	text := Port(p.Protocol, p.Local)
+	if p.Host != "" {
+		return Port(p.Protocol, p.Container) + "=" + p.Place()
+	} else if p.Local != p.Container {
+		text += fmt.Sprintf(":%d", p.Container)
+	}
+	return text
+}
+
 // ClonePod returns "ready", or "not ready" with the reason.
 func ClonePod(p api.ClonePod) string {
 	switch {

@@ -1,0 +1,62 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/term"
+	"kubevpn/internal/process/version"
+)
+
+type versionOptions struct {
+	f      *command.Factory
+	output *term.Format
+}
+
+func newVersion(f *command.Factory) *cobra.Command {
+	o := &versionOptions{f: f, output: term.NewObjectFormat("text")}
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the versions of this program, of the daemon and of the service",
+		Example: command.Examples("Print the versions", "kubevpn version", "Print the versions as JSON",
+			"kubevpn version -o json"),
+		Args: command.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	o.output.AddTo(cmd)
+	return cmd
+}
+
+func (o *versionOptions) run(ctx context.Context) error {
+	v, err := o.f.Version(ctx)
+	if err != nil {
+		return err
+	}
+	if !o.output.ForPeople() {
+		return o.output.Print(o.f.Out, v, "version/"+v.Version)
+	}
+	PrintVersion(o.f.Out)
+	if !tested(v.Platform) {
+		fmt.Fprintf(o.f.Out, "untested  this program compiles for %s, and nobody has run it there\n", v.Platform)
+	}
+	if v.Daemon != nil {
+		fmt.Fprintf(o.f.Out, "daemon  %s\n", *v.Daemon)
+	}
+	if v.Service != "" {
+		fmt.Fprintf(o.f.Out, "service %s\n", v.Service)
+	}
+	return nil
+}
+
+// tested reports whether the tests of the repository run on a system. docs/platforms.md names them.
+func tested(platform string) bool { return platform == "linux/amd64" }
+
+// PrintVersion prints the version of this program.
+func PrintVersion(w io.Writer) {
+	fmt.Fprintf(w, "kubevpn %s, %s, %s/%s\n", version.Full(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}

@@ -1,0 +1,160 @@
+package connect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/term"
+)
+
+type connectOptions struct {
+	f          *command.Factory
+	flags      command.ConnectionFlags
+	foreground bool
+	socks      string // address of the proxy; empty: none
+	output     *term.Format
+}
+
+func newConnect(f *command.Factory) *cobra.Command {
+	o := &connectOptions{f: f, output: term.NewObjectFormat("text")}
+	cmd := &cobra.Command{
+		Use:   "connect",
+		Short: "Reach pods, Services and DNS of a cluster from this machine",
+		Long: "Connect this machine to the network of a cluster until `kubevpn disconnect`. The command installs\n" +
+			"the traffic manager in the cluster if necessary, and uses sudo if necessary. It prints \"Connected\"\n" +
+			"after it has reached a name, a pod and a Service. If the cluster is already connected, the command\n" +
+			"uses the existing connection.",
+		Example: command.Examples(
+			"Connect to the current context's cluster", "kubevpn connect",
+			"Use another context, and look short names up in another namespace first",
+			"kubevpn connect --context staging -n shop",
+			"Install the traffic manager from your own registry",
+			"kubevpn connect --image registry.example/kubevpn:1.2.3",
+			"Send whole IP packets to the cluster, or fail", "kubevpn connect --netstack system",
+			"Also route a network behind the cluster, except a part of it",
+			"kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
+			"Reach what the cluster's nameservers know, except for a part of it",
+			"kubevpn connect --extra-domain corp.test --exclude-domain mail.corp.test",
+			"Let other laptops of the same traffic manager connect to a port of this one",
+			"kubevpn connect --allow-inbound 8080",
+			"Serve a SOCKS5 and HTTP proxy and change nothing on this machine, until Ctrl-C (without root)",
+			"kubevpn connect --socks 127.0.0.1:1080",
+			"Run without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
+			"For a script", "kubevpn connect -o json --yes",
+		),
+		Args: command.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), o.output, o.connect) },
+	}
+	o.flags.AddTo(cmd, f, config.KeyMetricsListen)
+	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "connect in this process, without a daemon, until Ctrl-C")
+	cmd.Flags().StringVar(&o.socks, "socks", "",
+		"loopback address and port at which to serve a SOCKS5 and HTTP proxy until Ctrl-C; only programs that use it "+
+			"reach the cluster; needs no root and changes nothing on this machine")
+	o.output.AddTo(cmd)
+	return cmd
+}
+
+// connect makes the connection and prints it. quiet stops the progress display.
+func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet func()) error {
+	if o.socks != "" {
+		return o.asProxy(ctx, on, quiet)
+	}
+	o.flags.Here = o.foreground
+	req, err := o.flags.Request(ctx, on)
+	if err != nil {
+		return err
+	}
+	var c *api.Connection
+	err = o.flags.Consenting(&req, o.output, quiet).Run(ctx, on, func(on func(api.Event)) (err error) {
+		if o.foreground {
+			return o.inForeground(ctx, req, on)
+		}
+		c, err = o.post(ctx, req, on, quiet)
+		return err
+	})
+	if err != nil || o.foreground {
+		return err
+	}
+	quiet()
+	return o.print(c)
+}
+
+// print prints the connection that the command has made.
+func (o *connectOptions) print(c *api.Connection) error {
+	if o.output.ForPeople() {
+		printConnected(o.f.Out, c)
+		return nil
+	}
+	object := *c
+	object.TypeMeta = api.Type(api.KindConnection)
+	return o.output.PrintResult(o.f.Out, object, "connection/"+c.ID)
+}
+
+func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectRequest, on func(api.Event)) error {
+	on, printing := o.printing(on)
+	return errors.Join(o.f.Hold(ctx, api.InterceptRequest{Connect: req}, nil, nil, on), *printing)
+}
+
+// printing returns a function that calls on, and prints the connection once it is established. The second result points
+// to the error of printing.
+func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) {
+	failed := new(error)
+	return func(e api.Event) {
+		if e.Held {
+			return // the event with the connection says it
+		}
+		on(e)
+		if c := e.Connection; c != nil && c.Status == api.StatusConnected {
+			*failed = errors.Join(*failed, o.print(c))
+			if o.output.ForPeople() {
+				fmt.Fprintln(o.f.Errout, "Ctrl-C disconnects.")
+			}
+		}
+	}, failed
+}
+
+// post sends the request to the daemon. At Ctrl-C it returns when the daemon has cleaned up.
+func (o *connectOptions) post(
+	ctx context.Context, req api.ConnectRequest, on func(api.Event), quiet func(),
+) (*api.Connection, error) {
+	d, err := o.f.Daemon()
+	if err != nil {
+		return nil, err
+	}
+	c, err := d.Connect(ctx, req, on, quiet)
+	if c != nil && ctx.Err() != nil {
+		on(api.Event{Warning: "the cluster is still connected: the connection was already established; " +
+			"`kubevpn disconnect " + c.ID + "` ends it"})
+	}
+	return c, err
+}
+
+// printConnected prints the result of connect as text.
+func printConnected(w io.Writer, c *api.Connection) {
+	fmt.Fprintf(w, "Connected to %s, namespace %s (%s)\n", c.Cluster, c.Namespace, c.ID)
+	if c.Netstack != "" {
+		fmt.Fprintf(w, "  netstack  %s: %s\n", c.Netstack, c.NetstackReason)
+	}
+	through := c.Device
+	if c.SOCKS != nil {
+		through = "the proxy"
+	}
+	fmt.Fprintf(w, "  networks  %s through %s\n", cmp.Or(api.Join(c.CIDRs), "none"), through)
+	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n",
+		strings.Join(slices.Concat([]string{c.DNS.Domain}, c.DNS.ExtraDomains), ", *."), c.DNS.Mode)
+	if c.SOCKS != nil {
+		printProxy(w, c.SOCKS)
+	}
+	term.PrintEach(w, "checked", api.Texts(c.Checks, term.CheckText)...)
+	term.PrintEach(w, "warning", c.Warnings...)
+}

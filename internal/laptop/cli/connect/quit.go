@@ -1,0 +1,39 @@
+package connect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/daemonclient"
+
+	"github.com/spf13/cobra"
+)
+
+func newQuit(f *command.Factory) *cobra.Command {
+	return &cobra.Command{
+		Use:   "quit",
+		Short: "End all connections and stop the root helper and the daemon",
+		Long: "Stop all kubevpn processes of this user on this machine, and wait until they have ended. The traffic\n" +
+			"manager stays in the cluster. `kubevpn uninstall` removes it.",
+		Example: command.Examples("Stop everything on this machine", "kubevpn quit"),
+		Args:    command.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return quit(cmd.Context(), f) },
+	}
+}
+
+func quit(ctx context.Context, f *command.Factory) error {
+	c, err := f.Daemon()
+	if err != nil {
+		return err
+	}
+	p := f.Progress()
+	defer p.Stop()
+	err = c.Quit(ctx, p.Show)
+	if errors.Is(err, daemonclient.ErrNoDaemon) {
+		fmt.Fprintln(f.Errout, "no daemon is running")
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,243 @@
+package connect
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/term"
+	"kubevpn/internal/process/version"
+	"kubevpn/pkg/wakeup"
+)
+
+type statusOptions struct {
+	f      *command.Factory
+	output *term.Format
+	watch  bool
+}
+
+func newStatus(f *command.Factory) *cobra.Command {
+	o := &statusOptions{f: f, output: term.NewObjectFormat("table", "wide")}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the connections, intercepts and clones",
+		Long: "Show the connections of this machine, the workloads whose requests go to this machine, and the\n" +
+			"clones. The command asks only the daemon on this machine. It does not start the daemon and does\n" +
+			"not contact a cluster.",
+		Example: command.Examples(
+			"Show the connections", "kubevpn status",
+			"Also show devices, networks, name resolution and checks", "kubevpn status -o wide",
+			"Print again after each change", "kubevpn status --watch",
+			"Print the state of the first connection, for a script",
+			"kubevpn status -o jsonpath='{.connections[0].status}'",
+		),
+		Args: command.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "print the status again after each change, until Ctrl-C")
+	o.output.AddTo(cmd)
+	return cmd
+}
+
+func (o *statusOptions) run(ctx context.Context) error {
+	status, err := o.f.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if status.Version != version.Full() {
+		fmt.Fprintf(o.f.Errout,
+			"! the daemon is kubevpn %s, this is %s; `kubevpn quit` stops it and ends its connections\n",
+			status.Version, version.Full())
+	}
+	if err := o.print(o.f.Out, status, time.Now()); err != nil || !o.watch {
+		return err
+	}
+	return o.follow(ctx, status)
+}
+
+// watchInterval is the pause between two requests of --watch, which the daemon answers from memory.
+const watchInterval = time.Second
+
+// follow prints the status after each change until Ctrl-C. Measurements and ages are no changes.
+func (o *statusOptions) follow(ctx context.Context, status api.Status) error {
+	start := time.Now()
+	shown, err := o.withoutMeasurements(status, start)
+	if err != nil {
+		return err
+	}
+	for wakeup.Pause(ctx, watchInterval) {
+		status, err := o.f.Status(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		text, err := o.withoutMeasurements(status, start)
+		if err != nil {
+			return err
+		}
+		if text == shown {
+			continue
+		}
+		shown = text
+		if o.output.ForPeople() {
+			fmt.Fprintln(o.f.Out)
+		}
+		if err := o.print(o.f.Out, status, time.Now()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutMeasurements returns the output of print without measurements, which change all the time.
+func (o *statusOptions) withoutMeasurements(status api.Status, now time.Time) (string, error) {
+	status.Connections = slices.Clone(status.Connections)
+	for n := range status.Connections {
+		c := &status.Connections[n]
+		c.Seconds, c.Transports = 0, slices.Clone(c.Transports)
+		for m := range c.Transports {
+			t := &c.Transports[m]
+			t.Seconds, t.Sent, t.Received = 0, 0, 0
+		}
+	}
+	var b strings.Builder
+	err := o.print(&b, status, now)
+	return b.String(), err
+}
+
+func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) error {
+	if !o.output.ForPeople() {
+		return o.output.Print(w, status, statusNames(status)...)
+	}
+	if len(status.Connections) == 0 && len(status.Intercepts) == 0 {
+		fmt.Fprintln(w, "not connected")
+		return nil
+	}
+	t := term.NewTable(w, o.output.Wide())
+	t.Row([]string{"ID", "CLUSTER", "NAMESPACE", "STATUS", "NETSTACK", "TRANSPORT", "SINCE"},
+		[]string{"DEVICE", "ADDRESSES", "NETWORKS", "DNS", "SERVICES", "MANAGER"})
+	for _, c := range status.Connections {
+		t.Row(term.OneLines([]string{c.ID, c.Cluster, c.Namespace, string(c.Status), c.Netstack, c.Transport,
+			term.Age(c.Since, now)}),
+			term.OneLines([]string{c.Device, api.Join(c.Addresses), api.Join(c.CIDRs), string(c.DNS.Mode), c.Services,
+				manager(c)}))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, c := range status.Connections {
+		term.PrintDetails(w, c.ID, o.details(c))
+	}
+	if o.output.Wide() && status.Machine != "" {
+		term.PrintDetails(w, "machine", []string{status.Machine + ": docs/platforms.md says what differs"})
+	}
+	if o.output.Wide() && status.Helper != "" {
+		term.PrintDetails(w, "root helper", []string{"started by: " + status.Helper})
+	}
+	return o.printIntercepts(w, status, now)
+}
+
+// statusNames returns the lines of -o name.
+func statusNames(status api.Status) []string {
+	return append(api.Texts(status.Connections, func(c api.Connection) string { return "connection/" + c.ID }),
+		api.Texts(status.Intercepts, func(i api.Intercept) string { return "intercept/" + i.ID })...)
+}
+
+// details returns the lines below the table: warnings and errors, and with -o wide also reasons and checks.
+func (o *statusOptions) details(c api.Connection) []string {
+	var lines []string
+	if o.output.Wide() {
+		if c.NetstackReason != "" {
+			lines = append(lines, "netstack "+c.Netstack+": "+c.NetstackReason)
+		}
+		lines = append(lines, api.Texts(c.Transports, describeTransport)...)
+		if c.ProxyMode != "" {
+			lines = append(lines, "kube-proxy "+c.ProxyMode)
+		}
+		if len(c.AllowInbound) > 0 {
+			lines = append(lines, "other laptops may connect to "+api.Join(c.AllowInbound))
+		}
+		for _, s := range c.Settings {
+			if s.Origin != api.OriginDefault {
+				lines = append(lines, fmt.Sprintf("setting %s %s: from the %s, %s", s.Key, term.Dash(s.Value), s.Origin,
+					s.Source))
+			}
+		}
+		lines = append(lines, describeDomains(c.DNS)...)
+		if n := c.DNS.StaleAnswers; n > 0 {
+			lines = append(lines, fmt.Sprintf("%d DNS answers were up to 30 s older than their TTL, because the "+
+				"connection was interrupted", n))
+		}
+		lines = append(lines, prefixed("checked ", api.Texts(c.Checks, term.CheckText))...)
+	}
+	lines = append(lines, unroutedHosts(c.DNS.Hosts)...)
+	return slices.Concat(lines, prefixed("! ", c.Warnings), term.ErrorLines(c.Error))
+}
+
+// prefixed returns the texts behind a prefix.
+func prefixed(prefix string, texts []string) []string {
+	return api.Texts(texts, func(text string) string { return prefix + text })
+}
+
+// describeDomains returns lines about names that are resolved differently because the user said so.
+func describeDomains(s api.DNSStatus) (lines []string) {
+	lines = slices.Concat(prefixed("cluster DNS answers names under ", s.ExtraDomains),
+		prefixed("this machine's nameservers answer names under ", s.ExcludeDomains))
+	for _, h := range s.Hosts {
+		if h.Routed {
+			lines = append(lines, fmt.Sprintf("routed %v: %s", h.Address, h.Name))
+		}
+	}
+	return lines
+}
+
+// unroutedHosts returns a line for each of the first term.MaxShown hosts without a route.
+func unroutedHosts(hosts []api.Host) (lines []string) {
+	for _, h := range hosts {
+		if !h.Routed {
+			lines = append(lines, fmt.Sprintf("! %v (%s) is not routed: %s", h.Address, h.Name, h.Reason))
+		}
+	}
+	if left := len(lines) - term.MaxShown; left > 0 {
+		lines = append(lines[:term.MaxShown], fmt.Sprintf("! and %d more", left))
+	}
+	return lines
+}
+
+// describeTransport returns a line about one transport: "api-proxy in use: round trip 0.2 ms, 3.1 MB sent, 20 MB
+// received".
+func describeTransport(t api.Transport) string {
+	line := t.Name + " " + string(t.State)
+	if t.Reason != "" {
+		line += " (" + t.Reason + ")"
+	}
+	var figures []string
+	if t.Seconds > 0 {
+		figures = append(figures, fmt.Sprintf("round trip %.1f ms", t.Seconds*1e3))
+	}
+	if t.Sent+t.Received > 0 {
+		figures = append(figures,
+			fmt.Sprintf("%s sent, %s received", humanize.Bytes(t.Sent), humanize.Bytes(t.Received)))
+	}
+	if len(figures) > 0 {
+		line += ": " + strings.Join(figures, ", ")
+	}
+	return line
+}
+
+func manager(c api.Connection) string {
+	if c.ManagerPod == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s/%s (%s)", c.ManagerNamespace, c.ManagerPod, c.ManagerVersion)
+}

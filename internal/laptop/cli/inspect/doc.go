@@ -1,0 +1,12 @@
+// Package inspect implements the commands of the help's group Troubleshooting. They change nothing:
+//
+//	doctor  doctor.go  the checks of internal/inspect/doctor
+//	why     why.go     the path of one request, by internal/inspect/why
+//	flows   flows.go   what passes the tunnels, from the daemon
+//	dns     dns.go     queries, from the daemon
+//	logs    logs.go    the log file of the daemon
+//	ui      ui.go      the page that the daemon serves
+//	report  report.go  an archive of all of it, by internal/inspect/report
+//
+// findings.go configures the checks and prints the findings for doctor and report.
+package inspect

@@ -1,0 +1,184 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/inspect/doctor"
+	"kubevpn/internal/inspect/report"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/term"
+	"kubevpn/pkg/redact"
+)
+
+type reportOptions struct {
+	f       *command.Factory
+	kube    command.ClusterFlags
+	file    string
+	timeout time.Duration // for the first answer of the API server; 0: none
+	output  *term.Format
+}
+
+func newReport(f *command.Factory) *cobra.Command {
+	o := &reportOptions{f: f, output: term.NewObjectFormat("text")}
+	cmd := &cobra.Command{
+		Use:   "report",
+		Short: "Write logs, states and versions to an archive for an issue",
+		Long: "Write one archive for an issue about kubevpn: versions, settings, the status and the log of the\n" +
+			"daemon, the findings of `kubevpn doctor`, routes, rules and name resolution of this machine, and the\n" +
+			"state and the logs of the traffic manager, the gateways and the agents. The command changes nothing.\n" +
+			"It needs neither a daemon nor a cluster: the archive lists what is missing, and why. kubevpn replaces\n" +
+			"the secrets that it knows or recognizes. Look at the files before you send the archive.",
+		Example: command.Examples(
+			"Write an archive to the current directory", "kubevpn report",
+			"Include agents in the namespace shop, and choose the file",
+			"kubevpn report -n shop --file /tmp/report.tar.gz",
+		),
+		Args: command.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	cmd.Flags().StringVar(&o.file, "file", "",
+		"file to create, which must not exist (default: kubevpn-report-TIME.tar.gz in the current directory)")
+	o.kube.AddTo(cmd, f)
+	config.AddFlags(cmd, config.KeyManagerNamespace)
+	o.output.AddTo(cmd)
+	return cmd
+}
+
+func (o *reportOptions) run(ctx context.Context) error {
+	timeout, err := o.kube.Timeout()
+	if err != nil {
+		return err
+	}
+	o.timeout = timeout
+	name := o.file
+	if name == "" {
+		name = "kubevpn-report-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
+	}
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // first: without it, the rest is in vain
+	if err != nil {
+		return api.Errorf(api.ExitUsage, "cannot create the archive: %w", err).
+			WithHint("name a file that does not exist with --file")
+	}
+	list, err := o.write(ctx, file)
+	if closing := file.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		os.Remove(name) // it is incomplete
+		return fmt.Errorf("cannot write the archive: %w", err)
+	}
+	if path, err := filepath.Abs(name); err == nil {
+		name = path
+	}
+	if !o.output.ForPeople() {
+		r := api.Report{TypeMeta: api.Type(api.KindReport), File: name, Parts: list}
+		return o.output.Print(o.f.Out, r, "report/"+name)
+	}
+	report.Print(o.f.Out, list)
+	fmt.Fprintf(o.f.Out, "\n%s\n\n  tar -xOzf %s | less\n", report.Notice, api.ShellQuote(name))
+	return nil
+}
+
+// write collects the parts and writes them to the file. It returns their list.
+func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportPart, error) {
+	p := o.f.Progress()
+	defer p.Stop()
+	p.Show(api.Event{Step: "Collecting"})
+	status, statusErr := o.f.Status(ctx)
+	var secrets redact.Redactor
+	secrets.Add(report.Environment(o.f.Environ)...)
+	secrets.Add(o.kube.Inputs.Secrets()...)
+	if paths, err := o.f.Paths(); err == nil {
+		key, _ := os.ReadFile(paths.KeyFile()) // without it, there is nothing to hide
+		secrets.Add(string(key))
+	}
+	for n := range status.Connections {
+		if s := status.Connections[n].SOCKS; s != nil {
+			secrets.Add(s.Password)
+			status.Connections[n].SOCKS = nil
+		}
+	}
+	c, prepared, err := o.kube.Load()
+	parts := report.Collect(ctx,
+		func(ctx context.Context) []report.Part { return o.local(ctx, status, statusErr) },
+		func(ctx context.Context) []report.Part { return []report.Part{o.findings(ctx, c, prepared, err)} },
+		report.Machine,
+		func(ctx context.Context) []report.Part { return o.cluster(ctx, c, prepared, err, status) })
+	if c != nil {
+		secrets.Add(c.Secrets()...) // a credential plugin has run meanwhile
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return report.Write(file, parts, &secrets)
+}
+
+// local returns the parts about this program and the daemon.
+func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr error) (parts []report.Part) {
+	add := func(name, about string, object any, err error) {
+		var text strings.Builder
+		err = errors.Join(err, term.NewFormat("json").Print(&text, object))
+		parts = append(parts, report.Part{Name: name, About: about, Text: text.String(), Err: err})
+	}
+	v, err := o.f.Version(ctx)
+	add("version.json", "the versions of kubevpn", v, err)
+	cfg, err := o.kube.Settings()
+	add("settings.json", "the settings, without those of the cluster", cfg.Settings(), err)
+	add("status.json", "the status of the daemon", status, statusErr)
+	paths, err := o.f.Paths()
+	if err != nil {
+		return append(parts, report.Part{Name: "daemon.log", About: "the log of the daemon", Err: err})
+	}
+	return append(parts, report.File("daemon.log", "the end of the daemon's log", paths.LogFile()))
+}
+
+// findings returns what `kubevpn doctor` finds. It asks nothing on the terminal.
+func (o *reportOptions) findings(ctx context.Context, c *client.Cluster, prepared client.Prepared,
+	failed error) report.Part {
+	p := report.Part{Name: "doctor.txt", About: "what `kubevpn doctor` finds"}
+	cfg, err := doctorConfig(o.f, &o.kube)
+	if err != nil {
+		p.Err = err
+		return p
+	}
+	var text strings.Builder
+	printer := newFindingPrinter(&text)
+	cfg.Terminal, cfg.Found = client.Terminal{}, printer.finding
+	cfg.Prepare = func() (client.Prepared, error) { return prepared, failed }
+	cfg.Load = func(client.Prepared) (*client.Cluster, error) { return c, nil }
+	printer.end(doctor.Run(ctx, cfg))
+	p.Text = text.String()
+	return p
+}
+
+// cluster returns the parts about the cluster. It asks nothing on the terminal.
+func (o *reportOptions) cluster(ctx context.Context, c *client.Cluster, prepared client.Prepared, err error,
+	status api.Status) []report.Part {
+	if err == nil {
+		_, err = c.OpenJump(ctx, client.Terminal{})
+	}
+	if err != nil {
+		return []report.Part{{Name: "cluster.txt", About: "the cluster, the traffic manager and the agents", Err: err}}
+	}
+	cfg, _ := o.kube.Settings() // settings.json has the error
+	from := report.Cluster{Cluster: c, Timeout: o.timeout, ManagerNamespace: cfg.ManagerNamespace,
+		Namespace: prepared.Namespace}
+	for _, i := range status.Intercepts {
+		from.Intercepted = append(from.Intercepted, i.Namespace)
+	}
+	return from.Collect(ctx)
+}

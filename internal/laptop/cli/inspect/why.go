@@ -1,0 +1,247 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/net/http/httpguts"
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/inspect/why"
+	"kubevpn/internal/inspect/why/trip"
+	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/install"
+	"kubevpn/internal/kube/workloads"
+	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/term"
+)
+
+type whyOptions struct {
+	f       *command.Factory
+	kube    command.ClusterFlags
+	output  *term.Format
+	headers []string
+	method  string
+	from    string
+	timeout time.Duration
+}
+
+func newWhy(f *command.Factory) *cobra.Command {
+	o := &whyOptions{f: f, output: term.NewObjectFormat("text")}
+	cmd := &cobra.Command{
+		Use:   "why URL",
+		Short: "Explain what happens to a request to the cluster",
+		Long: "Send one request from this machine, and show each hop of its path: the name, the route, the Service\n" +
+			"and its endpoints, NetworkPolicies, the connection, the traffic agent, the program of this machine and\n" +
+			"the answer. It names the cause if a hop fails, and its exit code tells causes apart. It reads objects\n" +
+			"with your own rights, and shows a hop as unknown if you may not read them. The request carries the\n" +
+			"headers kubevpn-why and traceparent.\n\n" +
+			"With --from, a pod of a workload sends the request, from an ephemeral container that kubevpn adds.\n" +
+			"The container ends after ten minutes, and its entry stays in the pod until the pod ends, so kubevpn\n" +
+			"asks first.",
+		Example: command.Examples(
+			"Explain why a Service does not answer", "kubevpn why http://web.default/",
+			"Send a header, and another method", "kubevpn why web.default:8080/orders -H 'x-user: me' -X HEAD",
+			"Send it from a pod of another workload", "kubevpn why http://web.default/ --from deployment/other -n shop",
+			"Print the cause for a script", "kubevpn why http://web.default -o jsonpath='{.error.message}'",
+		),
+		Args: command.OneArg("takes one URL", "for example `kubevpn why http://web.default/`"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req, err := o.request(args[0])
+			if err != nil {
+				return err
+			}
+			if o.from == "" && cmd.Flags().Changed("namespace") {
+				return api.Errorf(api.ExitUsage, "--namespace is for --from").
+					WithHint("write the namespace of a Service into the URL, like http://web.shop/")
+			}
+			return o.run(cmd.Context(), req)
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVarP(&o.headers, "header", "H", nil, "header of the request, 'NAME: VALUE'; may be repeated")
+	flags.StringVarP(&o.method, "method", "X", http.MethodGet, "method of the request")
+	flags.DurationVar(&o.timeout, "timeout", why.Timeout, "time limit for all hops together")
+	flags.StringVar(&o.from, "from", "", "workload, TYPE/NAME, one of whose pods sends the request")
+	command.CompleteWith(cmd, "from", o.kube.CompleteWorkloads)
+	command.Complete(cmd, "method", "GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
+	o.kube.AddTo(cmd, f)
+	flags.Lookup("namespace").Usage = "namespace of the workload of --from"
+	config.AddFlags(cmd, config.KeyYes)
+	flags.Lookup("yes").Usage = "with --from: add the container without a question"
+	o.output.AddTo(cmd)
+	return cmd
+}
+
+// request builds the request from the URL and the flags.
+func (o *whyOptions) request(text string) (*http.Request, error) {
+	if !strings.Contains(text, "://") {
+		text = "http://" + text
+	}
+	if !httpguts.ValidHeaderFieldName(o.method) { // both are tokens: RFC 9110
+		return nil, api.Errorf(api.ExitUsage, "--method: %q is not a method", o.method)
+	}
+	r, err := http.NewRequest(strings.ToUpper(o.method), text, http.NoBody)
+	if err != nil || r.URL.Hostname() == "" || r.URL.Scheme != "http" && r.URL.Scheme != "https" {
+		return nil, api.Errorf(api.ExitUsage, "%q is not a URL that begins with http:// or https://", text).
+			WithHint("for example `kubevpn why http://web.default/`")
+	}
+	if o.timeout < time.Second {
+		return nil, api.Errorf(api.ExitUsage, "--timeout must be at least 1s")
+	}
+	for _, text := range o.headers {
+		name, value, found := strings.Cut(text, ":")
+		value = strings.TrimSpace(value)
+		if !found || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return nil, api.Errorf(api.ExitUsage, "--header: %q is not a header", text).
+				WithHint("write it like -H 'x-user: me'")
+		}
+		r.Header.Add(name, value)
+	}
+	if host := r.Header.Get("Host"); host != "" {
+		r.Host = host
+	}
+	trip.Mark(r)
+	return r, nil
+}
+
+func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
+	p := o.f.Progress()
+	defer p.Stop()
+	c, prepared, err := o.kube.Login(ctx, func(api.Event) {}, "") // it shows no steps
+	if err != nil {
+		return err
+	}
+	cfg := why.Config{Kube: c.Kube(), Request: req, Timeout: o.timeout}
+	if err := o.connection(ctx, c, &cfg); err != nil {
+		return err
+	}
+	if o.from != "" {
+		if err := o.source(ctx, c, prepared.Namespace, &cfg, p); err != nil {
+			return err
+		}
+	}
+	e := why.Explain(ctx, cfg)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	p.Stop()
+	if !o.output.ForPeople() {
+		err = o.output.Print(o.f.Out, e, e.URL)
+	} else {
+		err = printExplanation(o.f.Out, e)
+	}
+	if err != nil || e.Error == nil {
+		return err
+	}
+	return e.Error
+}
+
+// connection adds what the daemon knows of the connection to the cluster, and of its intercepts.
+func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why.Config) error {
+	status, err := o.f.Status(ctx)
+	if err != nil {
+		return err
+	}
+	n := slices.IndexFunc(status.Connections, func(s api.Connection) bool { return s.ClusterID == c.ID() })
+	if n < 0 {
+		return api.Errorf(api.ExitNotConnected, "this machine is not connected to the cluster %s", c.Name()).
+			WithHint("`kubevpn connect` connects it")
+	}
+	cfg.Connection = status.Connections[n]
+	ours := func(i api.Intercept) bool { return i.Connection == cfg.Connection.ID }
+	if !slices.ContainsFunc(status.Intercepts, ours) {
+		return nil
+	}
+	d, err := o.f.Daemon()
+	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
+		return d.Trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
+	}
+	return err
+}
+
+// source lets a pod of --from send the request. It asks the user before it adds a container.
+func (o *whyOptions) source(ctx context.Context, c *client.Cluster, namespace string, cfg *why.Config,
+	p term.Progress) error {
+	settings, err := o.kube.Settings()
+	if err != nil {
+		return err
+	}
+	asks := command.Consenting{Factory: o.f, Cluster: c, Consent: &api.Consent{}, Yes: settings.Yes,
+		Batch: !o.output.ForPeople(), Quiet: p.Stop}
+	if err := asks.Load(); err != nil {
+		return err
+	}
+	pod, err := podOf(ctx, c, namespace, o.from)
+	if err != nil {
+		return err
+	}
+	image, err := install.Find(ctx, c, cfg.Connection.ManagerNamespace, "", *asks.Consent)
+	if err != nil {
+		return err
+	}
+	s, err := why.NewSource(ctx, c, pod, image)
+	if err != nil {
+		return err
+	}
+	exec := client.Permission{Verb: "create", Resource: "pods/exec", Namespace: pod.Namespace}
+	if r := install.Check(ctx, c, []install.Rights{{Needs: []client.Permission{exec}}}); !r[0].Allowed {
+		return api.Errorf(api.ExitPermission, "you may not run a program in the pod %s: this requires the right to %s",
+			pod.Name, exec).WithHint("Ask a cluster admin to run:\n%s", exec.GrantCommands(""))
+	}
+	if s.New {
+		e := api.Errorf(api.ExitConsent, "--from adds the ephemeral container %s to the pod %s/%s: it ends after %.0f "+
+			"minutes, and its entry stays in the pod until the pod ends", s.Container, pod.Namespace, pod.Name,
+			why.Stay.Minutes()).
+			WithHint("Without --from, `kubevpn why` sends the request from this machine.")
+		if err := asks.Allow(ctx, e, p.Show); err != nil {
+			return err
+		}
+	}
+	cfg.Pod, cfg.Run = pod, s.Run
+	return s.Start(ctx)
+}
+
+// podOf returns a running pod of a workload.
+func podOf(ctx context.Context, c *client.Cluster, namespace, workload string) (*corev1.Pod, error) {
+	w, err := workloads.New(c).Workload(ctx, namespace, workload)
+	if err != nil {
+		return nil, err
+	}
+	pod, err := w.Running(ctx, c.Kube())
+	switch {
+	case err != nil:
+		return nil, c.ExplainContext(ctx, fmt.Errorf("cannot list the pods of %s: %w", w, err))
+	case pod == nil:
+		return nil, api.Errorf(api.ExitWorkload, "no pod of %s in the namespace %s runs", w, namespace).
+			WithHint("`kubectl -n %s get pods` shows them. Scale the workload up, or name another one.",
+				api.ShellQuote(namespace))
+	}
+	return pod, nil
+}
+
+func printExplanation(w io.Writer, e api.Explanation) error {
+	fmt.Fprintf(w, "%s %s, from %s\n", e.Method, e.URL, e.From)
+	t := term.NewTable(w, false)
+	t.Row([]string{"HOP", "VERDICT", "TIME", "SEEN"}, nil)
+	for _, h := range e.Hops {
+		seconds := "-"
+		if h.Seconds > 0 {
+			seconds = term.Took(h.Seconds)
+		}
+		t.Row([]string{h.Name, string(h.Verdict), seconds, term.Dash(h.Seen)}, nil)
+		for _, note := range h.Notes {
+			t.Row([]string{"", "", "", "  " + note}, nil)
+		}
+	}
+	return t.Flush()
+}

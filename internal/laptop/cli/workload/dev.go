@@ -1,0 +1,277 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/term"
+	"kubevpn/internal/laptop/dev"
+	"kubevpn/pkg/host/sandbox"
+)
+
+type devOptions struct {
+	proxyOptions
+	inbound   bool
+	env       []string
+	envFiles  []string
+	fromPod   []string
+	volumes   []string
+	mountOver []string
+	isolate   bool
+	docker    dockerOptions
+}
+
+func newDev(f *command.Factory) *cobra.Command {
+	o := &devOptions{proxyOptions: proxyOptions{f: f, output: term.NewFormat("text")}}
+	cmd := &cobra.Command{
+		Use:   "dev TYPE/NAME [flags] -- COMMAND...",
+		Short: "Run a program on this machine as a container of a workload",
+		Long: "Run a program on this machine in the environment of a container of a workload. The program sees the\n" +
+			"environment variables, ConfigMaps, Secrets, downward API and service account token of the container\n" +
+			"at the same paths. It uses the network and the names of the cluster. With --proxy or --headers it\n" +
+			"also receives requests of the workload.\n\n" +
+			"When the program ends, kubevpn removes everything that it created, and exits with the exit code of\n" +
+			"the program. Secrets stay in memory.",
+		Example: command.Examples(
+			"Run a server that receives your requests",
+			"kubevpn dev deployment/web --headers x-user=me -- go run ./cmd/web",
+			"Debug a server that receives all requests", "kubevpn dev deployment/web --proxy -- dlv debug ./cmd/web",
+			"Open a shell", "kubevpn dev deployment/web -- bash",
+			"Run without sudo and without changing the network of this machine",
+			"kubevpn dev deployment/web --isolate -- bash",
+			"Run the containers in Docker, with a shell in one of them",
+			"kubevpn dev deployment/web --docker -it -- --entrypoint sh",
+			"Replace a volume, such as a PersistentVolumeClaim, with a local directory",
+			"kubevpn dev deployment/web --volume uploads=./testdata -- ./server",
+			"Use another database",
+			"kubevpn dev deployment/web --env DB_HOST=localhost --env-file .env -- ./server",
+			"Use the Java options of the pod",
+			"kubevpn dev deployment/web --env-from-pod JAVA_TOOL_OPTIONS -- java -jar web.jar",
+			"Mount a volume of the pod over a directory of this machine",
+			"kubevpn dev deployment/web --mount-over /usr/share/nginx/html -- nginx",
+		),
+		Args: func(cmd *cobra.Command, args []string) error {
+			n := cmd.ArgsLenAtDash()
+			if err := errors.Join(o.docker.check(cmd), o.checkModes()); err != nil {
+				return err
+			}
+			if o.docker.enabled {
+				return o.docker.args(cmd, args)
+			}
+			if n < 0 || n == len(args) {
+				return api.Errorf(api.ExitUsage, "`kubevpn dev` requires a command").
+					WithHint("write it after --: `kubevpn dev deployment/web -- ./server`")
+			}
+			return checkWorkload(cmd, args[:n], "write the command after --")
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.workloads = args[:1]
+			return f.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
+				return o.run(ctx, args[1:], on, quiet)
+			})
+		},
+		ValidArgsFunction: o.flags.CompleteWorkloads,
+	}
+	o.addTo(cmd)
+	return cmd
+}
+
+// addTo defines the flags.
+func (o *devOptions) addTo(cmd *cobra.Command) {
+	o.spec.addTo(cmd)
+	cmd.Flag("container").Usage = "container that the program replaces " + defaultContainer
+	command.CompleteWith(cmd, "container", o.flags.CompleteContainers)
+	o.flags.AddWithoutImage(cmd, o.f, config.KeyMode, config.KeyRequireMatch)
+	f := cmd.Flags()
+	f.BoolVar(&o.isolate, "isolate", false,
+		"run the program in its own network namespace (Linux): needs no sudo and no daemon, and does not change the "+
+			"network of this machine")
+	f.BoolVar(&o.inbound, "proxy", false,
+		"send requests of the workload to the program: all requests, or those that --headers, --path and --method "+
+			"select")
+	f.StringArrayVar(&o.env, "env", nil,
+		"NAME=VALUE overrides a variable of the container; NAME takes the value from this machine; may be repeated")
+	f.StringArrayVar(&o.envFiles, "env-file", nil, "file with one --env value per line; may be repeated")
+	f.StringArrayVar(&o.fromPod, "env-from-pod", nil,
+		"NAME of a variable that takes the value of the pod although it changes how programs of this machine run, "+
+			"such as NODE_OPTIONS or HOME; may be repeated")
+	f.StringArrayVar(&o.mountOver, "mount-over", nil,
+		"PATH at or below which volumes of the pod may hide system directories, the home directory or the working "+
+			"directory; may be repeated")
+	f.StringArrayVar(&o.volumes, "volume", nil,
+		"NAME=DIRECTORY uses a directory of this machine in place of the volume NAME of the pod; may be repeated")
+	o.docker.addTo(cmd)
+}
+
+// checkModes rejects --isolate with --docker.
+func (o *devOptions) checkModes() error {
+	if o.isolate && o.docker.enabled {
+		return api.Errorf(api.ExitUsage, "--isolate cannot be combined with --docker").
+			WithHint("containers have their own network; remove --isolate")
+	}
+	return nil
+}
+
+// wantsRequests reports whether the program receives requests of the workload.
+func (o *devOptions) wantsRequests() bool {
+	return o.inbound || len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0 || len(o.spec.ports) > 0
+}
+
+func (o *devOptions) run(ctx context.Context, program []string, on func(api.Event), quiet func()) error {
+	options := dev.Options{
+		Args: program, Init: []string{command.SandboxCommand}, Environ: o.f.Environ, FromPod: o.fromPod,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Show: on, Quiet: quiet,
+	}
+	if err := o.complete(&options); err != nil {
+		return err
+	}
+	runner, err := dev.New(ctx, options) // checks the options, so before any change
+	if err != nil {
+		return err
+	}
+	on, o.flags.Here = runner.Show, options.Mode != dev.OnMachine
+	req, workload, err := o.attached(ctx, on)
+	if err != nil {
+		return err
+	}
+	code, err := runner.Run(ctx, dev.Target{
+		Cluster: o.flags.Cluster, Namespace: req.Connect.Namespace, Workload: workload, Container: o.spec.container,
+		Hold: func(ctx context.Context, on func(api.Event)) error {
+			return o.intercept(ctx, req, on, quiet)
+		},
+		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
+			return o.flags.Consenting(&req.Connect, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
+				return o.f.Isolated(ctx, req, place, ready, on)
+			})
+		},
+	})
+	if err == nil && code != 0 {
+		return command.ExitCode(code)
+	}
+	return err
+}
+
+// attached returns the request to the daemon that lasts as long as the program: for the connection, and for an
+// intercept if the program receives requests.
+func (o *devOptions) attached(ctx context.Context,
+	on func(api.Event)) (req api.InterceptRequest, workload string, err error) {
+	if req, err = o.request(ctx, on, o.wantsRequests()); err != nil {
+		return req, "", err
+	}
+	if slices.ContainsFunc(req.Spec.Ports, func(p api.PortMap) bool { return p.Host != "" }) &&
+		(o.isolate || o.docker.enabled) {
+		return req, "", api.Errorf(api.ExitUsage, "--port: with --isolate and --docker, requests go to the program, "+
+			"and to no other host").WithHint("write it like --port 3000:8080")
+	}
+	req.Attached = true
+	workload = req.Workloads[0]
+	if !o.wantsRequests() {
+		req.Workloads = nil // the connection alone
+	}
+	return req, workload, nil
+}
+
+// complete sets the options of d from the flags for variables, volumes and the mode.
+func (o *devOptions) complete(d *dev.Options) (err error) {
+	if d.Env, err = o.environment(); err != nil {
+		return err
+	}
+	if d.Volumes, err = o.directories(); err != nil {
+		return err
+	}
+	for _, over := range o.mountOver {
+		if !path.IsAbs(over) {
+			return api.Errorf(api.ExitUsage, "--mount-over: %q is not an absolute path", over).
+				WithHint("specify the path at which the pod mounts the volume")
+		}
+		d.MountOver = append(d.MountOver, path.Clean(over))
+	}
+	switch {
+	case o.docker.enabled:
+		d.Mode = dev.InDocker
+		d.Docker, err = o.docker.config(o.f)
+	case o.isolate:
+		d.Mode = dev.Isolated
+	}
+	return err
+}
+
+// environment returns the NAME=VALUE pairs of --env-file and then of --env.
+func (o *devOptions) environment() ([]string, error) {
+	var all []string
+	add := func(from, entry string) error {
+		name, _, given := strings.Cut(entry, "=")
+		if name == "" || strings.ContainsAny(name, " \t\x00") {
+			return api.Errorf(api.ExitUsage, "%s: %q is neither NAME=VALUE nor NAME", from, entry)
+		}
+		if !given {
+			value, there := o.f.Lookup(name)
+			if !there {
+				return api.Errorf(api.ExitUsage, "%s: %s is not set in the environment of this machine", from, name).
+					WithHint("set it, or write its value: %s=VALUE", name)
+			}
+			entry = name + "=" + value
+		}
+		all = append(all, entry)
+		return nil
+	}
+	for _, path := range o.envFiles {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, api.Errorf(api.ExitUsage, "--env-file: %w", err)
+		}
+		n := 0
+		for line := range strings.Lines(string(b)) {
+			n++
+			line = strings.TrimSpace(line)
+			if line == "" || strings.HasPrefix(line, "#") {
+				continue
+			}
+			if err := add(fmt.Sprintf("%s:%d", path, n), line); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, entry := range o.env {
+		if err := add("--env", entry); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// directories returns the absolute directories of --volume by volume name.
+func (o *devOptions) directories() (map[string]string, error) {
+	all := map[string]string{}
+	for _, text := range o.volumes {
+		name, dir, given := strings.Cut(text, "=")
+		if !given || name == "" || dir == "" {
+			return nil, api.Errorf(api.ExitUsage, "--volume: %q is not NAME=DIRECTORY", text).
+				WithHint("write it like --volume data=./testdata")
+		}
+		info, err := os.Stat(dir)
+		if err == nil && !info.IsDir() {
+			err = &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
+		}
+		if err == nil {
+			all[name], err = filepath.Abs(dir)
+		}
+		if err != nil {
+			return nil, api.Errorf(api.ExitUsage, "--volume: %w", err)
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,14 @@
+// Package workload implements the commands of the help's group Workloads:
+//
+//	proxy     proxy.go, spec.go   connect if necessary; agents send the requests that match to this machine
+//	clone     clone.go            the same with a clone in the cluster as the target
+//	dev       dev.go, dev_docker.go   the same, while a program of this machine runs (internal/laptop/dev)
+//	diff      diff.go, diff_program.go   the same with copies of requests, which a program answers too
+//	requests  requests.go         the requests that an intercept records
+//	leave     leave.go            end intercepts and clones of this machine
+//	reset     reset.go            end the intercepts of all users, with the user's own credentials
+//	list      list.go             workloads of a namespace, from the API server
+//	env       env.go              variables of a container (internal/kube/podenv)
+//
+// leave and requests complete names with intercepts.go. requests and diff have bodylimit.go.
+package workload

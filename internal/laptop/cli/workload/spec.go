@@ -1,0 +1,246 @@
+package workload
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/pkg/protocol/httpmatch"
+)
+
+// specFlags select the requests of an intercept and the ports they go to.
+type specFlags struct {
+	headers   []string
+	path      string
+	methods   []string
+	ports     []string
+	portmap   []string // ports in the order CONTAINER:LOCAL
+	container string
+	mirror    bool
+	flush     bool
+	tlsSecret string
+	record    int
+}
+
+// addMatch adds the flags that select requests.
+func (f *specFlags) addMatch(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	// Not a StringSlice: values may have commas.
+	flags.StringArrayVarP(&f.headers, "headers", "H", nil,
+		"only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
+	flags.StringVar(&f.path, "path", "", "only requests for this path or below it, or =~REGEXP")
+	flags.StringSliceVar(&f.methods, "method", nil, "only requests with this method; may be repeated: one must match")
+	flags.BoolVar(&f.flush, "flush", false, "close connections that are already open, so that their clients reconnect")
+	flags.StringVar(&f.tlsSecret, "tls-secret", "",
+		"Secret of type kubernetes.io/tls with which the application serves TLS; required to match headers inside TLS")
+	command.Complete(cmd, "method", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+}
+
+func (f *specFlags) addTo(cmd *cobra.Command) {
+	f.addTarget(cmd)
+	cmd.Flags().BoolVar(&f.mirror, "mirror", false,
+		"send a copy of the requests to this machine; the application still answers")
+}
+
+// defaultContainer describes which container a command chooses, in the usage of --container.
+const defaultContainer = "(default: the one in the annotation kubectl.kubernetes.io/default-container, " +
+	"else the only one, else the one with a port to which a Service sends)"
+
+// addTarget adds the flags for the match, the ports and the container.
+func (f *specFlags) addTarget(cmd *cobra.Command) {
+	f.addMatch(cmd)
+	flags := cmd.Flags()
+	f.addPorts(cmd, "port of this machine and of the container, [tcp|udp/]LOCAL:CONTAINER, [tcp|udp/]PORT for the "+
+		"same port, or [tcp|udp/]CONTAINER=HOST:PORT for a program in a container or virtual machine; may be "+
+		"repeated (default: all ports, each to the same port)")
+	flags.StringSliceVar(&f.portmap, "portmap", nil,
+		"deprecated, use --port; the ports are in the order [tcp|udp/]CONTAINER:LOCAL")
+	flags.StringVarP(&f.container, "container", "c", "",
+		"container whose ports are intercepted (default: the one in the annotation "+
+			"kubectl.kubernetes.io/default-container, else the only one, else the one with the ports)")
+}
+
+// addRecord adds --record.
+func (f *specFlags) addRecord(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&f.record, "record", 0, fmt.Sprintf("how many of the last requests to keep for "+
+		"'kubevpn requests', at most %d", api.MaxKept))
+}
+
+// addPorts adds --port.
+func (f *specFlags) addPorts(cmd *cobra.Command, usage string) {
+	cmd.Flags().StringSliceVar(&f.ports, "port", nil, usage)
+}
+
+// spec builds the specification from the flags, without TLS, which needs the cluster.
+func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
+	s := api.InterceptSpec{Container: f.container, Mode: mode, Mirror: f.mirror, Flush: f.flush, Record: f.record}
+	if f.record < 0 || f.record > api.MaxKept {
+		return s, api.Errorf(api.ExitUsage, "--record %d is not between 0 and %d", f.record, api.MaxKept)
+	}
+	for _, text := range f.headers {
+		h, err := httpmatch.ParseHeader(text)
+		if err != nil {
+			return s, api.Errorf(api.ExitUsage, "--headers: %q is not a header", text).
+				WithHint("write it like --headers x-user=me, or --headers 'x-user=~me|you' for a regular expression")
+		}
+		s.Match.Headers = append(s.Match.Headers, h)
+	}
+	for _, method := range f.methods {
+		s.Match.Methods = append(s.Match.Methods, strings.ToUpper(method))
+	}
+	s.Match.Path = f.path
+	if _, err := httpmatch.New(s.Match); err != nil {
+		return s, api.Errorf(api.ExitUsage, "%w", err).
+			WithHint("a value matches literally or, after =~, as a regular expression (RE2) for the whole text:\n" +
+				"--headers x-user=me   --headers 'x-user=~me|you'   --path /api   --path '=~/v[12]/.*'   --method GET")
+	}
+	var err error
+	if s.Ports, err = f.portMaps(); err != nil {
+		return s, err
+	}
+	return s, nil
+}
+
+// portMaps returns the ports of --port and --portmap.
+func (f *specFlags) portMaps() (ports []api.PortMap, err error) {
+	add := func(flag, text, example string, parse func(string) (api.PortMap, error)) error {
+		p, err := parse(text)
+		if err != nil {
+			return api.Errorf(api.ExitUsage, "--%s: %w", flag, err).WithHint("%s", example)
+		}
+		if slices.ContainsFunc(ports, func(o api.PortMap) bool {
+			return o.Protocol == p.Protocol && o.Container == p.Container && o.Name == p.Name
+		}) {
+			return api.Errorf(api.ExitUsage, "--%s: %s maps a port twice", flag, text).
+				WithHint("map each port of the container to one port of this machine")
+		}
+		ports = append(ports, p)
+		return nil
+	}
+	for _, text := range f.ports {
+		if err := add("port", text, "write it like --port 3000:8080, --port udp/5353:53, --port 3000:http for a port "+
+			"that has a name, or --port 8080=172.17.0.5:3000 for a program in a container or virtual machine",
+			parsePort); err != nil {
+			return nil, err
+		}
+	}
+	for _, text := range f.portmap {
+		if err := add("portmap", text, "write it like --port 3000:8080: the port of this machine first",
+			parsePortMap); err != nil {
+			return nil, err
+		}
+	}
+	return ports, nil
+}
+
+// checkMatch returns an error if the settings require a match in the namespace and spec has none.
+func checkMatch(cfg *config.Config, spec api.InterceptSpec, namespace string) error {
+	m := spec.Match
+	if len(m.Headers) > 0 || m.Path != "" || len(m.Methods) > 0 || !cfg.RequireMatch.Requires(namespace) {
+		return nil
+	}
+	return api.Errorf(api.ExitMatch, "an intercept in the namespace %s requires a match, so that others keep their "+
+		"requests: requireMatch is set by %s", namespace, cfg.Setting(config.KeyRequireMatch).Source).
+		WithHint("Select your requests: --headers x-user=me, --path or --method.\n" +
+			"To take all requests nevertheless: --require-match=false")
+}
+
+// parsePort parses [tcp|udp/][LOCAL:]CONTAINER or [tcp|udp/]CONTAINER=HOST:LOCAL. CONTAINER is a number or the name of
+// a port. LOCAL defaults to the same port.
+func parsePort(text string) (api.PortMap, error) {
+	protocol, rest := cutProtocol(text)
+	if container, place, other := strings.Cut(rest, "="); other {
+		host, local, err := net.SplitHostPort(place)
+		if err != nil || host == "" {
+			return api.PortMap{}, fmt.Errorf("%q: %q is not HOST:PORT", text, place)
+		}
+		p, err := newPortMap(text, protocol, container, local, true)
+		p.Host = host
+		return p, err
+	}
+	local, container, mapped := strings.Cut(rest, ":")
+	if !mapped {
+		container = local
+	}
+	return newPortMap(text, protocol, container, local, mapped)
+}
+
+// parsePortMap is parsePort for [tcp|udp/]CONTAINER[:LOCAL].
+func parsePortMap(text string) (api.PortMap, error) {
+	protocol, rest := cutProtocol(text)
+	container, local, mapped := strings.Cut(rest, ":")
+	return newPortMap(text, protocol, container, local, mapped)
+}
+
+func cutProtocol(text string) (protocol, rest string) {
+	if protocol, rest, found := strings.Cut(text, "/"); found {
+		return protocol, rest
+	}
+	return "tcp", text
+}
+
+// newPortMap returns the port map with these parts of text.
+func newPortMap(text, protocol, container, local string, mapped bool) (api.PortMap, error) {
+	p := api.PortMap{Protocol: strings.ToLower(protocol)}
+	if p.Protocol != "tcp" && p.Protocol != "udp" {
+		return p, fmt.Errorf("%q: %q is neither tcp nor udp", text, p.Protocol)
+	}
+	number, err := strconv.ParseUint(container, 10, 16)
+	switch {
+	case err == nil && number > 0:
+		p.Container, p.Local = uint16(number), uint16(number)
+	case err == nil, errors.Is(err, strconv.ErrRange), len(validation.IsValidPortName(container)) > 0:
+		return p, fmt.Errorf("%q: %q is not a container port", text, container)
+	default:
+		p.Name = container
+	}
+	if !mapped {
+		return p, nil
+	}
+	number, err = strconv.ParseUint(local, 10, 16)
+	if err != nil || number == 0 {
+		return p, fmt.Errorf("%q: %q is not a local port", text, local)
+	}
+	p.Local = uint16(number)
+	return p, nil
+}
+
+// checkWorkload returns an error unless args is one TYPE/NAME. hint helps a user who gave more.
+func checkWorkload(cmd *cobra.Command, args []string, hint string) error {
+	if len(args) > 1 {
+		return api.Errorf(api.ExitUsage, "`%s` takes one workload", cmd.CommandPath()).WithHint("%s", hint)
+	}
+	return checkWorkloads(cmd, args)
+}
+
+// checkWorkloads returns an error for arguments that are not TYPE/NAME, with a suggestion.
+func checkWorkloads(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return api.Errorf(api.ExitUsage, "`%s` requires the name of a workload", cmd.CommandPath()).
+			WithHint("write it as TYPE/NAME: `%s deployment/web`", cmd.CommandPath())
+	}
+	for n, arg := range args {
+		kind, name, found := strings.Cut(arg, "/")
+		if found && kind != "" && name != "" && !strings.Contains(name, "/") {
+			continue
+		}
+		err := api.Errorf(api.ExitUsage, "%q is not TYPE/NAME", arg)
+		switch {
+		case found:
+			return err.WithHint("write it like deployment/web; set the namespace with -n")
+		case n == 0 && len(args) == 2 && !strings.Contains(args[1], "/"):
+			return err.WithHint("write it as one word: %s/%s", arg, args[1])
+		}
+		return err.WithHint("did you mean deployment/%s?", arg)
+	}
+	return nil
+}
