@@ -311,7 +311,7 @@ func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
 
 func quitLeftover(runtime string) {
 	p := config.Paths{RuntimeDir: filepath.Join(runtime, "kubevpn")}
-	_ = daemonclient.New(daemonclient.Config{Paths: p}).Quit(context.Background(), func(api.Event) {})
+	_ = daemonclient.New(daemonclient.Config{Locate: func() (config.Paths, error) { return p, nil }}).Quit(context.Background(), func(api.Event) {})
 }
 
 // fakeDaemon behaves as the context of each request says. It records requests in files of the state directory, for the

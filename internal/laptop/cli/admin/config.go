@@ -64,7 +64,7 @@ func (o *configOptions) view(ctx context.Context) error {
 	}
 	p := o.f.Progress()
 	defer p.Stop()
-	resolved, err := o.kube.ResolveSettings(ctx, p.Show)
+	s, err := o.kube.LoginWithDefaults(ctx, p.Show, nil)
 	p.Stop()
 	switch {
 	case ctx.Err() != nil:
@@ -72,7 +72,7 @@ func (o *configOptions) view(ctx context.Context) error {
 	case err != nil:
 		fmt.Fprintf(o.f.Errout, "! without the client defaults of the cluster: %s\n", api.OneLine(err.Error()))
 	default:
-		cfg = resolved
+		cfg = s.Config
 	}
 	switch all := cfg.Settings(); {
 	case !o.output.ForPeople():

@@ -80,11 +80,12 @@ func (o *installOptions) run(ctx context.Context) error {
 		_, err = o.f.Out.Write(text)
 		return err
 	}
-	c, prepared, err := o.kube.Login(ctx, p.Show, cfg.ManagerNamespace)
+	s, err := o.kube.Login(ctx, p.Show)
 	if err != nil {
 		return err
 	}
-	opts.FallbackNamespace, opts.Consent = prepared.Namespace, &api.Consent{}
+	c := s.Cluster
+	opts.FallbackNamespace, opts.Consent = s.Prepared.Namespace, &api.Consent{}
 	var result install.Result
 	asks := command.Consenting{Factory: o.f, Cluster: c, Consent: opts.Consent, Yes: cfg.Yes, Quiet: p.Stop}
 	err = asks.Run(ctx, p.Show, func(on func(api.Event)) (err error) {

@@ -40,23 +40,19 @@ func newUninstall(f *command.Factory) *cobra.Command {
 }
 
 func (o *uninstallOptions) run(ctx context.Context) error {
-	cfg, err := o.kube.Settings()
-	if err != nil {
-		return err
-	}
 	p := o.f.Progress()
 	defer p.Stop()
-	c, _, err := o.kube.Login(ctx, p.Show, cfg.ManagerNamespace)
+	c, err := o.kube.Login(ctx, p.Show)
 	if err != nil {
 		return err
 	}
-	opts := install.RemoveOptions{Namespace: cfg.ManagerNamespace, Progress: p.Show}
+	opts := install.RemoveOptions{Namespace: c.Config.ManagerNamespace, Progress: p.Show}
 	if !o.force {
 		opts.Connected = func(ctx context.Context, namespace, pod string) (int, error) {
-			return connection.Others(ctx, c, namespace, pod)
+			return connection.Others(ctx, c.Cluster, namespace, pod)
 		}
 	}
-	removed, err := install.Remove(ctx, c, opts)
+	removed, err := install.Remove(ctx, c.Cluster, opts)
 	p.Stop()
 	if err != nil {
 		return c.ExplainContext(ctx, err)

@@ -111,12 +111,29 @@ func (k *ClusterFlags) Settings() (config.Config, error) {
 	return cfg, cfg.CheckDomains()
 }
 
-// Prepare reads the kubeconfig, and resolves the flags.
-func (k *ClusterFlags) Prepare() (client.Prepared, error) {
-	cfg, err := k.Settings()
-	if err != nil {
-		return client.Prepared{}, err
+// Selection is what the flags select.
+type Selection struct {
+	*client.Cluster
+	client.Prepared
+	Config config.Config
+	opened <-chan struct{} // closed when requests have a connection to the API server, which later ones share
+}
+
+// Load returns a client for the cluster that the flags select, with the credentials and the settings. It runs no
+// credential plugin; the requests of the client do, without a prompt.
+func (k *ClusterFlags) Load() (s Selection, err error) {
+	if s.Config, err = k.Settings(); err != nil {
+		return s, err
 	}
+	if s.Prepared, err = k.Prepare(&s.Config); err != nil {
+		return s, err
+	}
+	s.Cluster, err = k.f.LoadCluster(s.Prepared)
+	return s, err
+}
+
+// Prepare reads the kubeconfig, and resolves the flags.
+func (k *ClusterFlags) Prepare(cfg *config.Config) (client.Prepared, error) {
 	in := k.Inputs
 	in.Environ, in.Stdin, in.Jump.Hosts = k.f.Environ, k.f.In, cfg.SSHJump
 	if len(in.Jump.Hosts) > 0 {
@@ -136,17 +153,6 @@ func (k *ClusterFlags) Prepare() (client.Prepared, error) {
 	return prepared, err
 }
 
-// Load returns a client for the cluster that the flags select. It runs no credential plugin; the requests of the client
-// do, without a prompt.
-func (k *ClusterFlags) Load() (*client.Cluster, client.Prepared, error) {
-	prepared, err := k.Prepare()
-	if err != nil {
-		return nil, client.Prepared{}, err
-	}
-	c, err := k.f.LoadCluster(prepared)
-	return c, prepared, err
-}
-
 // ConnectionID returns the ID of the connection to the cluster that the flags select, of whichever user. It returns ""
 // if no flag selects a cluster.
 func (k *ClusterFlags) ConnectionID(ctx context.Context) (string, error) {
@@ -154,7 +160,7 @@ func (k *ClusterFlags) ConnectionID(ctx context.Context) (string, error) {
 	if k.Inputs.Kubeconfig == "" && o.CurrentContext == "" && o.Context.Cluster == "" && o.ClusterInfo.Server == "" {
 		return "", nil
 	}
-	c, _, err := k.Load()
+	c, err := k.Load()
 	if err != nil {
 		return "", err
 	}

@@ -93,11 +93,11 @@ func (k *ClusterFlags) completeFrom(ctx context.Context,
 	if k.Inputs.Kubeconfig == "-" { // the shell's terminal
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	c, prepared, err := k.Load()
+	s, err := k.Load()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	names, err := list(ctx, c, prepared.Namespace)
+	names, err := list(ctx, s.Cluster, s.Prepared.Namespace)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -45,26 +45,23 @@ func (k *ConnectionFlags) AddWithoutImage(cmd *cobra.Command, f *Factory, more .
 
 // Request builds the request from the settings and the kubeconfig, after the API server has answered.
 func (k *ConnectionFlags) Request(ctx context.Context, on func(api.Event)) (api.ConnectRequest, error) {
-	prepare := func(ctx context.Context, cfg config.Config, l login) {
-		if d, err := k.f.Daemon(); err == nil {
-			d.Prepare(ctx, api.ConnectRequest{
-				Kubeconfig: l.Kubeconfig, Credential: l.Credential, Namespace: l.Prepared.Namespace,
-				ConnectSettings: cfg.ConnectSettings,
-			})
-		}
+	prepare := func(ctx context.Context, l Selection) {
+		k.f.Daemon().Prepare(ctx, api.ConnectRequest{
+			Kubeconfig: l.Kubeconfig, Credential: l.Credential, Namespace: l.Prepared.Namespace,
+			ConnectSettings: l.Config.ConnectSettings,
+		})
 	}
 	if k.Here {
 		prepare = nil
 	}
-	cfg, c, prepared, err := k.resolve(ctx, on, prepare)
+	l, err := k.LoginWithDefaults(ctx, on, prepare)
 	if err != nil {
 		return api.ConnectRequest{}, err
 	}
-	k.Cluster, k.Config = c, cfg
+	k.Cluster, k.Config = l.Cluster, l.Config
 	return api.ConnectRequest{
-		Kubeconfig: prepared.Kubeconfig, Credential: prepared.Credential, Context: prepared.Context,
-		Namespace: prepared.Namespace, Upgrade: k.upgrade, ConnectSettings: cfg.ConnectSettings,
-		Settings: cfg.Settings(),
+		Kubeconfig: l.Kubeconfig, Credential: l.Credential, Context: l.Prepared.Context, Namespace: l.Prepared.Namespace,
+		Upgrade: k.upgrade, ConnectSettings: l.Config.ConnectSettings, Settings: l.Config.Settings(),
 	}, nil
 }
 

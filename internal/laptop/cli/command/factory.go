@@ -72,21 +72,16 @@ func (f *Factory) Getenv(name string) string {
 }
 
 // Daemon returns a client of the daemon of this user, which may not run.
-func (f *Factory) Daemon() (*daemonclient.Client, error) {
-	paths, err := f.Paths()
+func (f *Factory) Daemon() *daemonclient.Client {
 	return daemonclient.New(daemonclient.Config{
-		Paths: paths, Executable: f.Executable, Environ: f.Environ, StartHelper: f.StartHelper,
+		Locate: f.Paths, Executable: f.Executable, Environ: f.Environ, StartHelper: f.StartHelper,
 		Announce: func(line string) { f.Note("%s", line) }, Log: f.Log,
-	}), err
+	})
 }
 
 // Status returns the status of the daemon. If none runs, the status has no connections.
 func (f *Factory) Status(ctx context.Context) (api.Status, error) {
-	c, err := f.Daemon()
-	if err != nil {
-		return api.Status{}, err
-	}
-	status, err := c.Status(ctx)
+	status, err := f.Daemon().Status(ctx)
 	if errors.Is(err, daemonclient.ErrNoDaemon) {
 		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
 		err = nil
@@ -102,11 +97,7 @@ func (f *Factory) Version(ctx context.Context) (api.Version, error) {
 		Version:  version.String(), Commit: version.Commit(), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Image: config.Default().Image,
 	}
-	c, err := f.Daemon()
-	if err != nil {
-		return v, err
-	}
-	info, err := c.Info(ctx)
+	info, err := f.Daemon().Info(ctx)
 	switch {
 	case err == nil:
 		v.Daemon = &info.Version

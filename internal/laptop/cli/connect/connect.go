@@ -77,9 +77,15 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 	var c *api.Connection
 	err = o.flags.Consenting(&req, o.output, quiet).Run(ctx, on, func(on func(api.Event)) (err error) {
 		if o.foreground {
-			return o.inForeground(ctx, req, on)
+			return o.held(on, func(on func(api.Event)) error {
+				return o.f.Hold(ctx, api.InterceptRequest{Connect: req}, nil, nil, on)
+			})
 		}
-		c, err = o.post(ctx, req, on, quiet)
+		c, err = o.f.Daemon().Connect(ctx, req, on, quiet)
+		if c != nil && ctx.Err() != nil {
+			on(api.Event{Warning: "the cluster is still connected: the connection was already established; " +
+				"`kubevpn disconnect " + c.ID + "` ends it"})
+		}
 		return err
 	})
 	if err != nil || o.foreground {
@@ -100,43 +106,22 @@ func (o *connectOptions) print(c *api.Connection) error {
 	return o.output.PrintResult(o.f.Out, object, "connection/"+c.ID)
 }
 
-func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectRequest, on func(api.Event)) error {
-	on, printing := o.printing(on)
-	return errors.Join(o.f.Hold(ctx, api.InterceptRequest{Connect: req}, nil, nil, on), *printing)
-}
-
-// printing returns a function that calls on, and prints the connection once it is established. The second result points
-// to the error of printing.
-func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) {
-	failed := new(error)
-	return func(e api.Event) {
+// held calls hold, which holds a connection in this process, and prints the connection once it is established.
+func (o *connectOptions) held(on func(api.Event), hold func(on func(api.Event)) error) error {
+	var printing error
+	err := hold(func(e api.Event) {
 		if e.Held {
 			return // the event with the connection says it
 		}
 		on(e)
 		if c := e.Connection; c != nil && c.Status == api.StatusConnected {
-			*failed = errors.Join(*failed, o.print(c))
+			printing = errors.Join(printing, o.print(c))
 			if o.output.ForPeople() {
 				fmt.Fprintln(o.f.Errout, "Ctrl-C disconnects.")
 			}
 		}
-	}, failed
-}
-
-// post sends the request to the daemon. At Ctrl-C it returns when the daemon has cleaned up.
-func (o *connectOptions) post(
-	ctx context.Context, req api.ConnectRequest, on func(api.Event), quiet func(),
-) (*api.Connection, error) {
-	d, err := o.f.Daemon()
-	if err != nil {
-		return nil, err
-	}
-	c, err := d.Connect(ctx, req, on, quiet)
-	if c != nil && ctx.Err() != nil {
-		on(api.Event{Warning: "the cluster is still connected: the connection was already established; " +
-			"`kubevpn disconnect " + c.ID + "` ends it"})
-	}
-	return c, err
+	})
+	return errors.Join(err, printing)
 }
 
 // printConnected prints the result of connect as text.

@@ -49,10 +49,6 @@ func newDisconnect(f *command.Factory) *cobra.Command {
 }
 
 func (o *disconnectOptions) run(ctx context.Context) error {
-	c, err := o.f.Daemon()
-	if err != nil {
-		return err
-	}
 	req := api.DisconnectRequest{IDs: o.ids, All: o.all}
 	if !o.all && len(o.ids) == 0 {
 		status, err := o.f.Status(ctx)
@@ -65,7 +61,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 	}
 	p := o.f.Progress()
 	defer p.Stop()
-	ended := 0
+	ended, err := 0, error(nil)
 	on := func(e api.Event) {
 		p.Show(e)
 		if e.Done {
@@ -73,7 +69,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 		}
 	}
 	if len(req.IDs) > 0 || req.All {
-		err = c.Disconnect(ctx, req, on)
+		err = o.f.Daemon().Disconnect(ctx, req, on)
 	}
 	if errors.Is(err, daemonclient.ErrNoDaemon) {
 		if len(o.ids) > 0 {

@@ -24,13 +24,9 @@ func newQuit(f *command.Factory) *cobra.Command {
 }
 
 func quit(ctx context.Context, f *command.Factory) error {
-	c, err := f.Daemon()
-	if err != nil {
-		return err
-	}
 	p := f.Progress()
 	defer p.Stop()
-	err = c.Quit(ctx, p.Show)
+	err := f.Daemon().Quit(ctx, p.Show)
 	if errors.Is(err, daemonclient.ErrNoDaemon) {
 		fmt.Fprintln(f.Errout, "no daemon is running")
 		return nil

@@ -2,7 +2,6 @@ package connect
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -32,8 +31,7 @@ func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet 
 		return err
 	}
 	return o.flags.Consenting(&req, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
-		on, printing := o.printing(on)
-		return errors.Join(proxied(ctx, o.f, req, l, on), *printing)
+		return o.held(on, func(on func(api.Event)) error { return proxied(ctx, o.f, req, l, on) })
 	})
 }
 

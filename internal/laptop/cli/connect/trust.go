@@ -62,12 +62,17 @@ func newTrust(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *trustOptions) list() error {
+// load returns the trusted clusters by ID.
+func (o *trustOptions) load() (map[string]config.Trusted, error) {
 	paths, err := o.f.Paths()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	all, err := paths.LoadTrust()
+	return paths.LoadTrust()
+}
+
+func (o *trustOptions) list() error {
+	all, err := o.load()
 	if err != nil {
 		return err
 	}
@@ -128,11 +133,7 @@ func (o *trustOptions) remove(ids []string) error {
 // completeClusters completes the IDs of trusted clusters.
 func (o *trustOptions) completeClusters(_ *cobra.Command, args []string,
 	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	paths, err := o.f.Paths()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	all, err := paths.LoadTrust()
+	all, err := o.load()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -37,8 +37,8 @@ var (
 
 // Config says where the daemon listens, and how to start it and the root helper.
 type Config struct {
-	Paths      config.Paths
-	Executable string // absolute path of this program; "" if unknown
+	Locate     func() (config.Paths, error) // its error is that of each request
+	Executable string                       // absolute path of this program; "" if unknown
 	Environ    []string
 	// StartHelper starts the root helper and returns its socket, which the caller owns. It calls announce with lines
 	// for the user.
@@ -50,12 +50,17 @@ type Config struct {
 // Client sends requests to the daemon of this user, which may not run. Its methods are safe for concurrent use. Errors
 // are ErrNoDaemon, an *api.Error, or the error of the context.
 type Client struct {
-	cfg  Config
-	http *http.Client
+	cfg      Config
+	paths    config.Paths
+	pathsErr error
+	http     *http.Client
 }
 
 // New returns a client. It sends nothing.
-func New(cfg Config) *Client { return &Client{cfg: cfg, http: httpClient(cfg.Paths, func() {})} }
+func New(cfg Config) *Client {
+	paths, err := cfg.Locate()
+	return &Client{cfg: cfg, paths: paths, pathsErr: err, http: httpClient(paths, func() {})}
+}
 
 // httpClient returns a client that dials the daemon for each request. It calls closed when it closes the conn.
 func httpClient(paths config.Paths, closed func()) *http.Client {
@@ -84,8 +89,11 @@ func (c closingConn) Close() error {
 // do sends a request. body is nil, an io.Reader of JSON, or a value that do encodes as JSON. The caller closes the body
 // of the response. Errors are ErrNoDaemon, errNeedsHelper, the *api.Error of the daemon, or the error of ctx.
 func (c *Client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
+	if c.pathsErr != nil {
+		return nil, c.pathsErr
+	}
 	// Requests contain credentials, so no other user may own the directory of the socket.
-	if err := c.cfg.Paths.CheckRuntimeDir(); errors.Is(err, fs.ErrNotExist) {
+	if err := c.paths.CheckRuntimeDir(); errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNoDaemon
 	} else if err != nil {
 		return nil, err
@@ -144,7 +152,7 @@ func (c *Client) explain(ctx context.Context, err error) error {
 		return ctx.Err()
 	}
 	hint := "see `kubevpn logs` for the cause"
-	if pid, err := os.ReadFile(c.cfg.Paths.Lock()); err == nil && len(pid) > 0 {
+	if pid, err := os.ReadFile(c.paths.Lock()); err == nil && len(pid) > 0 {
 		hint += "; `kill " + strings.TrimSpace(string(pid)) +
 			"` stops the daemon and removes everything that it created"
 	}

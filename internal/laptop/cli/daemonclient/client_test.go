@@ -40,7 +40,7 @@ func TestRequestThatNoDaemonAcceptsReportsNoDaemon(t *testing.T) {
 	paths, l := listenAsDaemon(t)
 	asked := make(chan error, 1)
 	go func() {
-		_, err := New(Config{Paths: paths}).Status(t.Context())
+		_, err := New(Config{Locate: func() (config.Paths, error) { return paths, nil }}).Status(t.Context())
 		asked <- err
 	}()
 	raw, err := l.(*net.UnixListener).SyscallConn()
@@ -63,7 +63,7 @@ func TestRequestThatNoDaemonAcceptsReportsNoDaemon(t *testing.T) {
 	if _, err := os.Stat(paths.Socket()); err == nil {
 		t.Error("the socket still exists, so this shows nothing")
 	}
-	if _, err := New(Config{Paths: paths}).Status(context.Background()); !errors.Is(err, ErrNoDaemon) {
+	if _, err := New(Config{Locate: func() (config.Paths, error) { return paths, nil }}).Status(context.Background()); !errors.Is(err, ErrNoDaemon) {
 		t.Errorf("without a socket: %v", err)
 	}
 }
@@ -97,7 +97,7 @@ func TestInterruptedRequestReturnsTheInterrupt(t *testing.T) {
 			server.Listener = listener
 			server.Start()
 			defer server.Close()
-			c, err := New(Config{Paths: paths}).hold(ctx, api.PathConnect, struct{}{}, func(e api.Event) {
+			c, err := New(Config{Locate: func() (config.Paths, error) { return paths, nil }}).hold(ctx, api.PathConnect, struct{}{}, func(e api.Event) {
 				if e.Error != nil {
 					t.Errorf("the error %v is shown beside the interrupt", e.Error)
 				}
@@ -133,7 +133,7 @@ func TestAttachedRequestFailsWhenTheDaemonDies(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
-		_, err := New(Config{Paths: paths}).hold(ctx, api.PathConnect, struct{}{}, func(api.Event) {})
+		_, err := New(Config{Locate: func() (config.Paths, error) { return paths, nil }}).hold(ctx, api.PathConnect, struct{}{}, func(api.Event) {})
 		failed <- err
 	}()
 	select {

@@ -99,7 +99,7 @@ func (c *Client) hold(ctx context.Context, path string, body any, on func(api.Ev
 	defer content.Close()
 	go func() { _, _ = release.Write(text) }() // an error also fails the request
 	// If the daemon dies, net/http waits for the end of the body before it returns an error: that of the body.
-	c = &Client{cfg: c.cfg, http: httpClient(c.cfg.Paths, func() { release.CloseWithError(errLostDaemon) })}
+	c = &Client{cfg: c.cfg, paths: c.paths, http: httpClient(c.paths, func() { release.CloseWithError(errLostDaemon) })}
 	defer context.AfterFunc(ctx, func() {
 		release.Close()
 		select {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/process/version"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // startTimeout limits the start of a daemon.
@@ -54,7 +56,7 @@ func (c *Client) start(ctx context.Context) error {
 	if c.cfg.Executable == "" {
 		return api.Errorf(api.ExitDaemon, "cannot start the daemon: the path of this program is unknown")
 	}
-	if err := c.cfg.Paths.MakeRuntimeDir(); err != nil {
+	if err := c.paths.MakeRuntimeDir(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -135,4 +137,33 @@ const pollInterval = 20 * time.Millisecond
 // poll calls check until it returns true or an error, or the time is over.
 func poll(ctx context.Context, timeout time.Duration, check wait.ConditionWithContextFunc) error {
 	return wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, check)
+}
+
+// startHelper starts a root helper and sends its socket to the daemon.
+func (c *Client) startHelper(ctx context.Context) error {
+	socket, err := c.cfg.StartHelper(ctx, c.cfg.Announce)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", c.paths.HelperSocket())
+	if err != nil {
+		return c.explain(ctx, err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := unixsocket.Send(conn.(*net.UnixConn), []byte{0}, socket); err != nil {
+		return c.explain(ctx, fmt.Errorf("cannot send the socket of the root helper: %w", err))
+	}
+	var answer *api.Error
+	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
+		return c.explain(ctx, err)
+	}
+	if answer != nil {
+		return answer
+	}
+	return nil
 }

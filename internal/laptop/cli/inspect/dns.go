@@ -62,11 +62,7 @@ func (o *dnsOptions) run(ctx context.Context) error {
 	if people && o.follow {
 		o.printHead(o.f.Out)
 	}
-	c, err := o.f.Daemon()
-	if err != nil {
-		return err
-	}
-	err = daemonclient.Follow(ctx, c, api.PathDNS+"?"+parameters.Encode(), func(q api.DNSQuery) error {
+	err := daemonclient.Follow(ctx, o.f.Daemon(), api.PathDNS+"?"+parameters.Encode(), func(q api.DNSQuery) error {
 		switch {
 		case !o.follow:
 			list.Items = append(list.Items, q)
@@ -102,12 +98,16 @@ const (
 )
 
 func (o *dnsOptions) printHead(w io.Writer) {
+	o.printCells(w, []string{"TIME", "NAME", "TYPE", "FROM", "SERVER", "CONNECTION", "DOMAIN", "NETWORK", "CODE", "TOOK",
+		"ANSWER"})
+}
+
+func (o *dnsOptions) printCells(w io.Writer, c []string) {
 	if o.output.Wide() {
-		fmt.Fprintf(w, dnsWideRow, "TIME", "NAME", "TYPE", "FROM", "SERVER", "CONNECTION", "DOMAIN", "NETWORK", "CODE",
-			"TOOK", "ANSWER")
+		fmt.Fprintf(w, dnsWideRow, c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10])
 		return
 	}
-	fmt.Fprintf(w, dnsRow, "TIME", "NAME", "TYPE", "FROM", "CODE", "TOOK", "ANSWER")
+	fmt.Fprintf(w, dnsRow, c[0], c[1], c[2], c[3], c[8], c[9], c[10])
 }
 
 func (o *dnsOptions) printRow(w io.Writer, q api.DNSQuery) {
@@ -118,13 +118,8 @@ func (o *dnsOptions) printRow(w io.Writer, q api.DNSQuery) {
 	if q.Server.IsValid() {
 		server = q.Server.String()
 	}
-	c := term.OneLines([]string{q.Time.Local().Format("15:04:05.000"), cmp.Or(q.Name, "."), q.Type, q.From, server,
-		q.Connection, q.Domain, q.Network, q.Rcode, fmt.Sprintf("%.1f ms", q.Seconds*1e3), answer(q)})
-	if o.output.Wide() {
-		fmt.Fprintf(w, dnsWideRow, c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10])
-		return
-	}
-	fmt.Fprintf(w, dnsRow, c[0], c[1], c[2], c[3], c[8], c[9], c[10])
+	o.printCells(w, term.OneLines([]string{q.Time.Local().Format("15:04:05.000"), cmp.Or(q.Name, "."), q.Type, q.From,
+		server, q.Connection, q.Domain, q.Network, q.Rcode, fmt.Sprintf("%.1f ms", q.Seconds*1e3), answer(q)}))
 }
 
 // answer returns the records of an answer in one line.

@@ -10,6 +10,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/doctor"
+	"kubevpn/internal/kube/client"
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
@@ -23,31 +24,26 @@ func doctorConfig(f *command.Factory, kube *command.ClusterFlags) (doctor.Config
 	if err != nil {
 		return doctor.Config{}, err
 	}
+	settings, err := kube.Settings()
+	if err != nil {
+		return doctor.Config{}, err
+	}
 	cfg := doctor.Config{
+		Settings: settings.ConnectSettings,
 		Terminal: f.LoginTerminal(), Timeout: timeout, Machine: f.Machine,
-		Prepare: kube.Prepare, Load: f.LoadCluster,
-		Status:        func(ctx context.Context) (*api.Status, error) { return daemonStatus(ctx, f) },
+		Prepare: func() (client.Prepared, error) { return kube.Prepare(&settings) },
+		Load:    f.LoadCluster,
+		Status: func(ctx context.Context) (*api.Status, error) {
+			status, err := f.Daemon().Status(ctx)
+			if errors.Is(err, daemonclient.ErrNoDaemon) {
+				return nil, nil
+			}
+			return &status, err
+		},
 		HelperService: hostservice.Status, Foresee: connection.Foresee, Try: connection.Try,
 	}
-	if cfg.Paths, err = f.Paths(); err != nil {
-		return cfg, err
-	}
-	settings, err := kube.Settings()
-	cfg.Settings = settings.ConnectSettings
+	cfg.Paths, err = f.Paths()
 	return cfg, err
-}
-
-// daemonStatus returns the status of the daemon, or nil if none runs.
-func daemonStatus(ctx context.Context, f *command.Factory) (*api.Status, error) {
-	c, err := f.Daemon()
-	if err != nil {
-		return nil, err
-	}
-	status, err := c.Status(ctx)
-	if errors.Is(err, daemonclient.ErrNoDaemon) {
-		return nil, nil
-	}
-	return &status, err
 }
 
 // findingPrinter prints findings as they arrive, in sections.

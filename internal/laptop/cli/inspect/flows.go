@@ -63,11 +63,7 @@ func (o *flowsOptions) run(ctx context.Context) error {
 		list.Items = append([]api.Flow{}, list.Items...) // never null
 		return screen.Draw(func(w io.Writer) error { return o.print(w, list) })
 	}
-	c, err := o.f.Daemon()
-	if err != nil {
-		return err
-	}
-	err = daemonclient.Follow(ctx, c, api.PathFlows+"?"+parameters.Encode(), show)
+	err := daemonclient.Follow(ctx, o.f.Daemon(), api.PathFlows+"?"+parameters.Encode(), show)
 	if errors.Is(err, daemonclient.ErrNoDaemon) {
 		fmt.Fprintln(o.f.Errout, "not connected")
 		if err = nil; !o.output.ForPeople() {

@@ -112,7 +112,8 @@ func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportP
 			status.Connections[n].SOCKS = nil
 		}
 	}
-	c, prepared, err := o.kube.Load()
+	s, err := o.kube.Load()
+	c, prepared := s.Cluster, s.Prepared
 	parts := report.Collect(ctx,
 		func(ctx context.Context) []report.Part { return o.local(ctx, status, statusErr) },
 		func(ctx context.Context) []report.Part { return []report.Part{o.findings(ctx, c, prepared, err)} },

@@ -60,12 +60,11 @@ func (o *uiOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := o.f.Daemon()
-	if err == nil && !o.stop { // a daemon that does not run serves no page
-		_, err = c.Start(ctx)
-	}
-	if err != nil {
-		return err
+	c := o.f.Daemon()
+	if !o.stop { // a daemon that does not run serves no page
+		if _, err := c.Start(ctx); err != nil {
+			return err
+		}
 	}
 	p, err := c.Page(ctx, req)
 	if err != nil && !(o.stop && errors.Is(err, daemonclient.ErrNoDaemon)) {
@@ -96,7 +95,7 @@ func (o *uiOptions) request() (api.PageRequest, error) {
 		return api.PageRequest{}, err
 	}
 	req := api.PageRequest{Machine: o.f.Machine, Redact: cfg.Redact}
-	prepared, err := o.kube.Prepare()
+	prepared, err := o.kube.Prepare(&cfg)
 	if err != nil {
 		req.KubeconfigError = api.AsError(err)
 	}

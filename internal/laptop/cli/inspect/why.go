@@ -117,16 +117,16 @@ func (o *whyOptions) request(text string) (*http.Request, error) {
 func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 	p := o.f.Progress()
 	defer p.Stop()
-	c, prepared, err := o.kube.Login(ctx, func(api.Event) {}, "") // it shows no steps
+	l, err := o.kube.Login(ctx, func(api.Event) {}) // it shows no steps
 	if err != nil {
 		return err
 	}
-	cfg := why.Config{Kube: c.Kube(), Request: req, Timeout: o.timeout}
-	if err := o.connection(ctx, c, &cfg); err != nil {
+	cfg := why.Config{Kube: l.Kube(), Request: req, Timeout: o.timeout}
+	if err := o.connection(ctx, l.Cluster, &cfg); err != nil {
 		return err
 	}
 	if o.from != "" {
-		if err := o.source(ctx, c, prepared.Namespace, &cfg, p); err != nil {
+		if err := o.source(ctx, l, &cfg, p); err != nil {
 			return err
 		}
 	}
@@ -162,26 +162,21 @@ func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why
 	if !slices.ContainsFunc(status.Intercepts, ours) {
 		return nil
 	}
-	d, err := o.f.Daemon()
 	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
-		return d.Trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
+		return o.f.Daemon().Trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
 	}
-	return err
+	return nil
 }
 
 // source lets a pod of --from send the request. It asks the user before it adds a container.
-func (o *whyOptions) source(ctx context.Context, c *client.Cluster, namespace string, cfg *why.Config,
-	p term.Progress) error {
-	settings, err := o.kube.Settings()
-	if err != nil {
-		return err
-	}
-	asks := command.Consenting{Factory: o.f, Cluster: c, Consent: &api.Consent{}, Yes: settings.Yes,
+func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.Config, p term.Progress) error {
+	c := l.Cluster
+	asks := command.Consenting{Factory: o.f, Cluster: c, Consent: &api.Consent{}, Yes: l.Config.Yes,
 		Batch: !o.output.ForPeople(), Quiet: p.Stop}
 	if err := asks.Load(); err != nil {
 		return err
 	}
-	pod, err := podOf(ctx, c, namespace, o.from)
+	pod, err := podOf(ctx, c, l.Prepared.Namespace, o.from)
 	if err != nil {
 		return err
 	}

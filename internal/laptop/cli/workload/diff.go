@@ -201,17 +201,13 @@ func (d *diffRun) run(outer context.Context, ended <-chan error) (err error) {
 
 // compare returns why the comparison failed, or nil at its regular end.
 func (d *diffRun) compare(ctx context.Context, cancel context.CancelCauseFunc) error {
-	c, err := d.o.f.Daemon()
-	if err != nil {
-		return err
-	}
 	limited, end := context.WithCancel(ctx)
 	if d.o.duration > 0 {
 		limited, end = context.WithTimeout(ctx, d.o.duration)
 	}
 	var following sync.WaitGroup
 	following.Go(func() {
-		err := c.Requests(limited, api.RequestsRequest{
+		err := d.o.f.Daemon().Requests(limited, api.RequestsRequest{
 			Connection: d.intercept.Connection, Workload: d.intercept.ID, Follow: true, Body: int(d.o.body),
 			Redact: []string{api.ShowAll}, // real values are compared, and hidden where they are shown
 		}, d.record)

@@ -62,14 +62,14 @@ func newEnv(f *command.Factory) *cobra.Command {
 func (o *envOptions) run(ctx context.Context) error {
 	p := o.f.Progress()
 	defer p.Stop()
-	c, prepared, err := o.kube.Login(ctx, p.Show, "")
+	c, err := o.kube.Login(ctx, p.Show)
 	if err != nil {
 		return err
 	}
 	warn := func(text string) { p.Show(api.Event{Warning: text}) }
 	local := o.output.String() == "dotenv" || o.output.String() == "shell"
 	variables, err := dev.Environment(ctx, dev.Target{
-		Cluster: c, Namespace: prepared.Namespace, Workload: o.workload, Container: o.container,
+		Cluster: c.Cluster, Namespace: c.Prepared.Namespace, Workload: o.workload, Container: o.container,
 	}, local, warn)
 	if err != nil {
 		return c.ExplainContext(ctx, err)

@@ -77,7 +77,13 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 		return err
 	}
 	o.req.Connection = connection
-	ended, err := o.endIntercepts(ctx, on)
+	ended := 0
+	err = o.f.Daemon().Leave(ctx, o.req, func(e api.Event) {
+		on(e)
+		if e.Done {
+			ended++
+		}
+	})
 	e, ok := errors.AsType[*api.Error](err)
 	unknown := errors.Is(err, daemonclient.ErrNoDaemon) || ok && e.Code == api.ExitWorkload
 	if unknown && len(o.req.Workloads) > 0 && !slices.ContainsFunc(o.req.Workloads, isID) {
@@ -100,29 +106,14 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	return nil
 }
 
-// endIntercepts has the daemon end the intercepts, and returns how many ended.
-func (o *leaveOptions) endIntercepts(ctx context.Context, on func(api.Event)) (ended int, err error) {
-	c, err := o.f.Daemon()
-	if err != nil {
-		return 0, err
-	}
-	err = c.Leave(ctx, o.req, func(e api.Event) {
-		on(e)
-		if e.Done {
-			ended++
-		}
-	})
-	return ended, err
-}
-
 // removeLeftovers removes the agents and clones that a killed daemon of this user left in the cluster.
 func (o *leaveOptions) removeLeftovers(ctx context.Context, on func(api.Event)) error {
 	o.kube.Inputs.Overrides.Context.Namespace = o.req.Namespace
-	c, prepared, err := o.kube.Login(ctx, on, "")
+	l, err := o.kube.Login(ctx, on)
 	if err != nil {
 		return err
 	}
-	return o.f.Reset(ctx, c, api.ResetRequest{
-		Namespace: prepared.Namespace, Workloads: o.req.Workloads, Mine: true,
+	return o.f.Reset(ctx, l.Cluster, api.ResetRequest{
+		Namespace: l.Prepared.Namespace, Workloads: o.req.Workloads, Mine: true,
 	}, on)
 }

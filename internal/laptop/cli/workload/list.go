@@ -62,19 +62,19 @@ func (o *listOptions) run(ctx context.Context) error {
 	}
 	p := o.f.Progress()
 	defer p.Stop()
-	c, prepared, err := o.kube.Login(ctx, func(api.Event) {}, "") // a list shows no steps
+	c, err := o.kube.Login(ctx, func(api.Event) {}) // a list shows no steps
 	if err != nil {
 		return err
 	}
-	namespace := prepared.Namespace
+	namespace := c.Prepared.Namespace
 	if o.all {
 		namespace = metav1.NamespaceAll
 	}
-	list, err := workloads.New(c).List(ctx, namespace, selector)
+	list, err := workloads.New(c.Cluster).List(ctx, namespace, selector)
 	if err != nil {
 		return err
 	}
-	if err := o.addClones(ctx, c, &list, namespace); err != nil {
+	if err := o.addClones(ctx, c.Cluster, &list, namespace); err != nil {
 		return err
 	}
 	o.addMatches(ctx, c.ID(), &list)

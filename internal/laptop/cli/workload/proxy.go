@@ -195,11 +195,7 @@ func portName(p api.PortMap) string {
 // intercept has the daemon hold the intercepts of the request, with the consent of the user.
 func (o *proxyOptions) intercept(ctx context.Context, req api.InterceptRequest, on func(api.Event),
 	quiet func()) error {
-	d, err := o.f.Daemon()
-	if err != nil {
-		return err
-	}
 	return o.flags.Consenting(&req.Connect, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
-		return d.Intercept(ctx, req, on, quiet)
+		return o.f.Daemon().Intercept(ctx, req, on, quiet)
 	})
 }

@@ -94,29 +94,17 @@ func (o *requestsOptions) run(ctx context.Context) error {
 	if o.req.Connection, err = o.kube.ConnectionID(ctx); err != nil {
 		return err
 	}
-	p := o.printer()
-	err = o.follow(ctx, p)
+	p := &recordPrinter{o: o, out: o.f.Out, har: exchanges.NewHAR(o.f.Out)}
+	err = o.f.Daemon().Requests(ctx, o.req, func(r *api.Record) error {
+		if err := p.record(r); err != nil || o.count == 0 || p.printed < o.count {
+			return err
+		}
+		return errEnough
+	})
 	if errors.Is(err, errEnough) || o.req.Follow && ctx.Err() != nil {
 		err = nil // the regular ends
 	}
 	return cmp.Or(err, p.close())
-}
-
-// follow prints the records of the daemon until they end.
-func (o *requestsOptions) follow(ctx context.Context, p *recordPrinter) error {
-	c, err := o.f.Daemon()
-	if err != nil {
-		return err
-	}
-	return c.Requests(ctx, o.req, func(r *api.Record) error {
-		if err := p.record(r); err != nil {
-			return err
-		}
-		if o.count > 0 && p.printed >= o.count {
-			return errEnough
-		}
-		return nil
-	})
 }
 
 // recordPrinter prints records in the format of -o.
@@ -127,10 +115,6 @@ type recordPrinter struct {
 	dropped uint64
 	har     *exchanges.HAR
 	widths  [8]int // of the columns of text
-}
-
-func (o *requestsOptions) printer() *recordPrinter {
-	return &recordPrinter{o: o, out: o.f.Out, har: exchanges.NewHAR(o.f.Out)}
 }
 
 func (p *recordPrinter) record(r *api.Record) error {

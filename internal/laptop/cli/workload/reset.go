@@ -49,18 +49,14 @@ func newReset(f *command.Factory) *cobra.Command {
 }
 
 func (o *resetOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	cfg, err := o.kube.Settings()
-	if err != nil {
-		return err
-	}
-	cl, prepared, err := o.kube.Login(ctx, on, cfg.ManagerNamespace)
+	l, err := o.kube.Login(ctx, on)
 	if err != nil {
 		return err
 	}
 	req := api.ResetRequest{
-		Namespace: prepared.Namespace, Workloads: o.workloads, Image: cfg.Image, ManagerNamespace: cfg.ManagerNamespace,
+		Namespace: l.Prepared.Namespace, Workloads: o.workloads, Image: l.Config.Image, ManagerNamespace: l.Config.ManagerNamespace,
 	}
-	c := command.Consenting{Factory: o.f, Cluster: cl, Consent: &req.Consent, Yes: cfg.Yes, Batch: !o.output.ForPeople(),
+	c := command.Consenting{Factory: o.f, Cluster: l.Cluster, Consent: &req.Consent, Yes: l.Config.Yes, Batch: !o.output.ForPeople(),
 		Quiet: quiet}
-	return c.Run(ctx, on, func(on func(api.Event)) error { return o.f.Reset(ctx, cl, req, on) })
+	return c.Run(ctx, on, func(on func(api.Event)) error { return o.f.Reset(ctx, l.Cluster, req, on) })
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
@@ -242,5 +243,20 @@ func checkWorkloads(cmd *cobra.Command, args []string) error {
 		}
 		return err.WithHint("did you mean deployment/%s?", arg)
 	}
+	return nil
+}
+
+// bodyLimit is the value of --body.
+type bodyLimit int
+
+func (b *bodyLimit) String() string { return fmt.Sprint(int(*b)) }
+func (b *bodyLimit) Type() string   { return "size" }
+
+func (b *bodyLimit) Set(s string) error {
+	q, err := resource.ParseQuantity(s)
+	if err != nil || q.Sign() < 0 || q.Value() > api.MaxRecordedBody {
+		return fmt.Errorf("must be a number of bytes up to %dKi", api.MaxRecordedBody>>10)
+	}
+	*b = bodyLimit(q.Value())
 	return nil
 }
