@@ -26,10 +26,7 @@ func Main(programs command.Programs) int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // the next signal is not caught
 
-	executable, err := os.Executable()
-	if err != nil {
-		executable = "" // commands that need it report an error
-	}
+	executable, _ := os.Executable() // commands that need it report an error
 	f := &command.Factory{
 		Programs: programs,
 		Streams: term.Streams{In: os.Stdin, Out: &term.Cleaner{W: os.Stdout}, Errout: &term.Cleaner{W: os.Stderr},

@@ -84,18 +84,17 @@ func (o *installOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c := s.Cluster
 	opts.FallbackNamespace, opts.Consent = s.Prepared.Namespace, &api.Consent{}
 	var result install.Result
-	asks := command.Consenting{Factory: o.f, Cluster: c, Consent: opts.Consent, Yes: cfg.Yes, Quiet: p.Stop}
+	asks := command.Consenting{Factory: o.f, Cluster: s.Cluster, Consent: opts.Consent, Yes: cfg.Yes, Quiet: p.Stop}
 	err = asks.Run(ctx, p.Show, func(on func(api.Event)) (err error) {
 		opts.Progress = on
-		result, err = install.Ensure(ctx, c, opts)
+		result, err = install.Ensure(ctx, s.Cluster, opts)
 		return err
 	})
 	p.Stop()
 	if err != nil {
-		return c.ExplainContext(ctx, err)
+		return s.ExplainContext(ctx, err)
 	}
 	for _, warning := range result.Warnings {
 		fmt.Fprintf(o.f.Errout, "! %s\n", warning)
@@ -105,7 +104,7 @@ func (o *installOptions) run(ctx context.Context) error {
 		verb = "has been"
 	}
 	fmt.Fprintf(o.f.Out, "The traffic manager %s installed in %s: pod %s/%s, image %s\n",
-		verb, c.Name(), result.Namespace, result.Pod, result.Image)
+		verb, s.Name(), result.Namespace, result.Pod, result.Image)
 	if result.Exposed != "" {
 		fmt.Fprintln(o.f.Out, result.Exposed)
 	}

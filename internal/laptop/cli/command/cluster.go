@@ -53,15 +53,9 @@ func (k *ClusterFlags) bind(cmd *cobra.Command, f *Factory, namespace clientcmd.
 		config.AddFlags(cmd, config.KeySSHJump)
 	})
 	for flag, names := range map[string]func(*clientcmdapi.Config) []string{
-		clientcmd.FlagContext: func(c *clientcmdapi.Config) []string {
-			return slices.Sorted(maps.Keys(c.Contexts))
-		},
-		clientcmd.FlagClusterName: func(c *clientcmdapi.Config) []string {
-			return slices.Sorted(maps.Keys(c.Clusters))
-		},
-		clientcmd.FlagAuthInfoName: func(c *clientcmdapi.Config) []string {
-			return slices.Sorted(maps.Keys(c.AuthInfos))
-		},
+		clientcmd.FlagContext:      func(c *clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.Contexts)) },
+		clientcmd.FlagClusterName:  func(c *clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.Clusters)) },
+		clientcmd.FlagAuthInfoName: func(c *clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.AuthInfos)) },
 	} {
 		CompleteWith(cmd, flag, k.completeKubeconfig(names))
 	}

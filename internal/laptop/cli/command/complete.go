@@ -26,9 +26,7 @@ func (k *ClusterFlags) CompleteWorkloads(cmd *cobra.Command, args []string, toCo
 	if !named {
 		offered := completeTypes(kind)
 		if cmd.Name() == "proxy" { // a CronJob receives no requests
-			offered = slices.DeleteFunc(offered, func(t cobra.Completion) bool {
-				return t == "cronjob/" || t == "cj/"
-			})
+			offered = slices.DeleteFunc(offered, func(t string) bool { return t == "cronjob/" || t == "cj/" })
 		}
 		return offered, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 	}
@@ -140,9 +138,8 @@ func (k *ClusterFlags) CompleteNamespaces(cmd *cobra.Command, _ []string, _ stri
 
 // listNames returns at most completionLimit names of objects of a resource. The namespace is empty for resources of the
 // cluster.
-func listNames(
-	ctx context.Context, c *client.Cluster, resource schema.GroupVersionResource, namespace string,
-) ([]string, error) {
+func listNames(ctx context.Context, c *client.Cluster, resource schema.GroupVersionResource,
+	namespace string) ([]string, error) {
 	objects, err := c.Dynamic()
 	if err != nil {
 		return nil, err

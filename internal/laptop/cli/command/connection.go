@@ -60,8 +60,9 @@ func (k *ConnectionFlags) Request(ctx context.Context, on func(api.Event)) (api.
 	}
 	k.Cluster, k.Config = l.Cluster, l.Config
 	return api.ConnectRequest{
-		Kubeconfig: l.Kubeconfig, Credential: l.Credential, Context: l.Prepared.Context, Namespace: l.Prepared.Namespace,
-		Upgrade: k.upgrade, ConnectSettings: l.Config.ConnectSettings, Settings: l.Config.Settings(),
+		Kubeconfig: l.Kubeconfig, Credential: l.Credential, Context: l.Prepared.Context,
+		Namespace: l.Prepared.Namespace, Upgrade: k.upgrade, ConnectSettings: l.Config.ConnectSettings,
+		Settings: l.Config.Settings(),
 	}, nil
 }
 

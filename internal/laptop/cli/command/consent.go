@@ -126,22 +126,19 @@ func (c *Consenting) Allow(ctx context.Context, e *api.Error, on func(api.Event)
 		on(api.Event{Warning: e.Message + ": allowed without a question, because `yes` is set"})
 		return nil
 	}
-	terminal, done := c.Factory.Terminal()
-	if terminal == nil || c.Batch {
+	yes, err := false, term.ErrNoTerminal
+	if !c.Batch {
+		yes, err = c.Factory.Confirm(ctx, c.Quiet, fmt.Sprintf("%s\n  cluster         %s, %s\n%sAllow this? [y/N] ",
+			term.Printable(e.Message), term.Printable(c.Cluster.Name()), c.Cluster.Server(), described(e.Needs)))
+	}
+	switch {
+	case errors.Is(err, term.ErrNoTerminal):
 		return e.WithHint("%s\nkubevpn cannot ask you here. "+
 			"To allow it, pass --yes, or set `yes: true` in %s or KUBEVPN_YES=true.", e.Hint, c.paths.ConfigFile)
-	}
-	defer done()
-	c.Quiet()
-	question := fmt.Sprintf("%s\n  cluster         %s, %s\n%sAllow this? [y/N] ",
-		term.Printable(e.Message), term.Printable(c.Cluster.Name()), c.Cluster.Server(), described(e.Needs))
-	switch yes, err := c.Factory.Confirm(ctx, terminal, question); {
-	case err != nil:
-		return err
-	case !yes:
+	case err == nil && !yes:
 		return e.WithHint("You did not allow it. Nothing was changed.")
 	}
-	return nil
+	return err
 }
 
 // described returns a line for each part of c, which may be nil.

@@ -36,10 +36,8 @@ type Programs struct {
 	// they were established before; progress receives an event with Held then. They are for the programs of place, or
 	// for programs that use a proxy on the listener, or, if both are nil, for this machine, which needs root. It may be
 	// called again with the listener after an error before the connection was established.
-	Hold func(
-		ctx context.Context, req api.InterceptRequest, place sandbox.Place, proxy net.Listener,
-		progress func(api.Event),
-	) error
+	Hold func(ctx context.Context, req api.InterceptRequest, place sandbox.Place, proxy net.Listener,
+		progress func(api.Event)) error
 	// Reset removes the intercepts of workloads, with the rights of c.
 	Reset func(ctx context.Context, c *client.Cluster, req api.ResetRequest, progress func(api.Event)) error
 }
@@ -127,9 +125,8 @@ func (f *Factory) LoginTerminal() client.Terminal {
 
 // Isolated holds a connection, and the intercepts of the request, for place. It calls ready once all of them are
 // established.
-func (f *Factory) Isolated(
-	ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), on func(api.Event),
-) error {
+func (f *Factory) Isolated(ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(),
+	on func(api.Event)) error {
 	return f.Hold(ctx, req, place, nil, func(e api.Event) {
 		on(e)
 		if e.Held {

@@ -72,8 +72,9 @@ func (k *ClusterFlags) Timeout() (time.Duration, error) {
 	return timeout, nil
 }
 
-// LoginWithDefaults is Login. The settings have the client defaults of the cluster. It warns about defaults that it cannot
-// use. While it waits for the API server, it calls prepare, unless that is nil, with the settings before the defaults.
+// LoginWithDefaults is Login. The settings have the client defaults of the cluster. It warns about defaults that it
+// cannot use. While it waits for the API server, it calls prepare, unless that is nil, with the settings before the
+// defaults.
 func (k *ClusterFlags) LoginWithDefaults(ctx context.Context, on func(api.Event),
 	prepare func(context.Context, Selection)) (Selection, error) {
 	var defaults install.Defaults

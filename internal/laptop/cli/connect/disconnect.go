@@ -55,8 +55,11 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if req.IDs, err = theOnly(status.Connections); err != nil {
-			return err
+		// Without a connection there is nothing to end.
+		req.IDs = api.Texts(status.Connections, func(c api.Connection) string { return c.ID })
+		if len(req.IDs) > 1 {
+			return api.Errorf(api.ExitUsage, "there are %d connections", len(req.IDs)).
+				WithHint("specify one of %s, or end all with --all", strings.Join(req.IDs, ", "))
 		}
 	}
 	p := o.f.Progress()
@@ -82,16 +85,6 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 		fmt.Fprintln(o.f.Errout, "not connected")
 	}
 	return err
-}
-
-// theOnly returns the ID of the only connection, or nothing if there is no connection.
-func theOnly(connections []api.Connection) ([]string, error) {
-	ids := api.Texts(connections, func(c api.Connection) string { return c.ID })
-	if len(ids) > 1 {
-		return nil, api.Errorf(api.ExitUsage, "there are %d connections", len(ids)).
-			WithHint("specify one of %s, or end all with --all", strings.Join(ids, ", "))
-	}
-	return ids, nil
 }
 
 // connectionIDs completes the IDs of connections, described by their clusters.

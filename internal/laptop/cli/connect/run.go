@@ -20,6 +20,8 @@ type runOptions struct {
 	flags  command.ConnectionFlags
 	socks  string // address of the proxy; empty: a network of the program's own, if this machine allows it
 	output *term.Format
+
+	program []string
 }
 
 func newRun(f *command.Factory) *cobra.Command {
@@ -49,9 +51,8 @@ func newRun(f *command.Factory) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
-				return o.run(ctx, args, on, quiet)
-			})
+			o.program = args
+			return f.Report(cmd.Context(), o.output, o.run)
 		},
 	}
 	o.flags.AddTo(cmd, f)
@@ -61,9 +62,9 @@ func newRun(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *runOptions) run(ctx context.Context, program []string, on func(api.Event), quiet func()) error {
+func (o *runOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	options := dev.Options{
-		Args: program, Init: []string{command.SandboxCommand}, Environ: o.f.Environ,
+		Args: o.program, Init: []string{command.SandboxCommand}, Environ: o.f.Environ,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Show: on, Quiet: quiet, Mode: dev.Isolated,
 	}
 	at, why := o.socks, error(nil)
@@ -97,7 +98,7 @@ func (o *runOptions) run(ctx context.Context, program []string, on func(api.Even
 	code, err := runner.Run(ctx, target)
 	switch {
 	case errors.Is(err, sandbox.ErrNotAllowed): // some machines refuse only the attempt
-		return api.AsError(err).WithHint("use a proxy: `kubevpn run --socks 127.0.0.1:0 -- %s`", program[0])
+		return api.AsError(err).WithHint("use a proxy: `kubevpn run --socks 127.0.0.1:0 -- %s`", o.program[0])
 	case err == nil && code != 0:
 		return command.ExitCode(code)
 	}
@@ -105,9 +106,8 @@ func (o *runOptions) run(ctx context.Context, program []string, on func(api.Even
 }
 
 // target returns the connection for the program: through a proxy on the listener, or for its own network.
-func (o *runOptions) target(
-	ctx context.Context, l net.Listener, on func(api.Event), quiet func(),
-) (dev.Target, error) {
+func (o *runOptions) target(ctx context.Context, l net.Listener, on func(api.Event),
+	quiet func()) (dev.Target, error) {
 	o.flags.Here = true
 	req, err := o.flags.Request(ctx, on)
 	if err != nil {
@@ -116,9 +116,7 @@ func (o *runOptions) target(
 	consenting := o.flags.Consenting(&req, o.output, quiet)
 	return dev.Target{
 		Hold: func(ctx context.Context, on func(api.Event)) error {
-			return consenting.Run(ctx, on, func(on func(api.Event)) error {
-				return proxied(ctx, o.f, req, l, on)
-			})
+			return consenting.Run(ctx, on, func(on func(api.Event)) error { return proxied(ctx, o.f, req, l, on) })
 		},
 		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
 			return consenting.Run(ctx, on, func(on func(api.Event)) error {

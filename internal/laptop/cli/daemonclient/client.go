@@ -2,6 +2,7 @@ package daemonclient
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -89,11 +90,8 @@ func (c closingConn) Close() error {
 // do sends a request. body is nil, an io.Reader of JSON, or a value that do encodes as JSON. The caller closes the body
 // of the response. Errors are ErrNoDaemon, errNeedsHelper, the *api.Error of the daemon, or the error of ctx.
 func (c *Client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
-	if c.pathsErr != nil {
-		return nil, c.pathsErr
-	}
 	// Requests contain credentials, so no other user may own the directory of the socket.
-	if err := c.paths.CheckRuntimeDir(); errors.Is(err, fs.ErrNotExist) {
+	if err := cmp.Or(c.pathsErr, c.paths.CheckRuntimeDir()); errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNoDaemon
 	} else if err != nil {
 		return nil, err

@@ -98,8 +98,8 @@ const (
 )
 
 func (o *dnsOptions) printHead(w io.Writer) {
-	o.printCells(w, []string{"TIME", "NAME", "TYPE", "FROM", "SERVER", "CONNECTION", "DOMAIN", "NETWORK", "CODE", "TOOK",
-		"ANSWER"})
+	o.printCells(w, []string{"TIME", "NAME", "TYPE", "FROM", "SERVER", "CONNECTION", "DOMAIN", "NETWORK", "CODE",
+		"TOOK", "ANSWER"})
 }
 
 func (o *dnsOptions) printCells(w io.Writer, c []string) {

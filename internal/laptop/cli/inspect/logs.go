@@ -60,10 +60,7 @@ func (o *logsOptions) run(ctx context.Context) error {
 		if err := t.copy(o.f.Out); err != nil {
 			return api.Errorf(api.ExitUnexpected, "cannot read the log: %w", err)
 		}
-		if !o.follow {
-			return nil
-		}
-		if !wakeup.Pause(ctx, followInterval) {
+		if !o.follow || !wakeup.Pause(ctx, followInterval) {
 			return nil // Ctrl-C is the regular end
 		}
 	}

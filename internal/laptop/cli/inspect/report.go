@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,11 +57,10 @@ func newReport(f *command.Factory) *cobra.Command {
 }
 
 func (o *reportOptions) run(ctx context.Context) error {
-	timeout, err := o.kube.Timeout()
-	if err != nil {
+	var err error
+	if o.timeout, err = o.kube.Timeout(); err != nil {
 		return err
 	}
-	o.timeout = timeout
 	name := o.file
 	if name == "" {
 		name = "kubevpn-report-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
@@ -71,13 +71,7 @@ func (o *reportOptions) run(ctx context.Context) error {
 			WithHint("name a file that does not exist with --file")
 	}
 	list, err := o.write(ctx, file)
-	if closing := file.Close(); err == nil {
-		err = closing
-	}
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
+	if err = cmp.Or(err, file.Close(), ctx.Err()); err != nil {
 		os.Remove(name) // it is incomplete
 		return fmt.Errorf("cannot write the archive: %w", err)
 	}
@@ -113,14 +107,13 @@ func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportP
 		}
 	}
 	s, err := o.kube.Load()
-	c, prepared := s.Cluster, s.Prepared
 	parts := report.Collect(ctx,
 		func(ctx context.Context) []report.Part { return o.local(ctx, status, statusErr) },
-		func(ctx context.Context) []report.Part { return []report.Part{o.findings(ctx, c, prepared, err)} },
+		func(ctx context.Context) []report.Part { return []report.Part{o.findings(ctx, s, err)} },
 		report.Machine,
-		func(ctx context.Context) []report.Part { return o.cluster(ctx, c, prepared, err, status) })
-	if c != nil {
-		secrets.Add(c.Secrets()...) // a credential plugin has run meanwhile
+		func(ctx context.Context) []report.Part { return o.cluster(ctx, s, err, status) })
+	if s.Cluster != nil {
+		secrets.Add(s.Secrets()...) // a credential plugin has run meanwhile
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -148,8 +141,7 @@ func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr 
 }
 
 // findings returns what `kubevpn doctor` finds. It asks nothing on the terminal.
-func (o *reportOptions) findings(ctx context.Context, c *client.Cluster, prepared client.Prepared,
-	failed error) report.Part {
+func (o *reportOptions) findings(ctx context.Context, s command.Selection, failed error) report.Part {
 	p := report.Part{Name: "doctor.txt", About: "what `kubevpn doctor` finds"}
 	cfg, err := doctorConfig(o.f, &o.kube)
 	if err != nil {
@@ -159,25 +151,24 @@ func (o *reportOptions) findings(ctx context.Context, c *client.Cluster, prepare
 	var text strings.Builder
 	printer := newFindingPrinter(&text)
 	cfg.Terminal, cfg.Found = client.Terminal{}, printer.finding
-	cfg.Prepare = func() (client.Prepared, error) { return prepared, failed }
-	cfg.Load = func(client.Prepared) (*client.Cluster, error) { return c, nil }
+	cfg.Prepare = func() (client.Prepared, error) { return s.Prepared, failed }
+	cfg.Load = func(client.Prepared) (*client.Cluster, error) { return s.Cluster, nil }
 	printer.end(doctor.Run(ctx, cfg))
 	p.Text = text.String()
 	return p
 }
 
 // cluster returns the parts about the cluster. It asks nothing on the terminal.
-func (o *reportOptions) cluster(ctx context.Context, c *client.Cluster, prepared client.Prepared, err error,
+func (o *reportOptions) cluster(ctx context.Context, s command.Selection, err error,
 	status api.Status) []report.Part {
 	if err == nil {
-		_, err = c.OpenJump(ctx, client.Terminal{})
+		_, err = s.OpenJump(ctx, client.Terminal{})
 	}
 	if err != nil {
 		return []report.Part{{Name: "cluster.txt", About: "the cluster, the traffic manager and the agents", Err: err}}
 	}
-	cfg, _ := o.kube.Settings() // settings.json has the error
-	from := report.Cluster{Cluster: c, Timeout: o.timeout, ManagerNamespace: cfg.ManagerNamespace,
-		Namespace: prepared.Namespace}
+	from := report.Cluster{Cluster: s.Cluster, Timeout: o.timeout, ManagerNamespace: s.Config.ManagerNamespace,
+		Namespace: s.Prepared.Namespace}
 	for _, i := range status.Intercepts {
 		from.Intercepted = append(from.Intercepted, i.Namespace)
 	}

@@ -170,26 +170,25 @@ func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why
 
 // source lets a pod of --from send the request. It asks the user before it adds a container.
 func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.Config, p term.Progress) error {
-	c := l.Cluster
-	asks := command.Consenting{Factory: o.f, Cluster: c, Consent: &api.Consent{}, Yes: l.Config.Yes,
+	asks := command.Consenting{Factory: o.f, Cluster: l.Cluster, Consent: &api.Consent{}, Yes: l.Config.Yes,
 		Batch: !o.output.ForPeople(), Quiet: p.Stop}
 	if err := asks.Load(); err != nil {
 		return err
 	}
-	pod, err := podOf(ctx, c, l.Prepared.Namespace, o.from)
+	pod, err := podOf(ctx, l.Cluster, l.Prepared.Namespace, o.from)
 	if err != nil {
 		return err
 	}
-	image, err := install.Find(ctx, c, cfg.Connection.ManagerNamespace, "", *asks.Consent)
+	image, err := install.Find(ctx, l.Cluster, cfg.Connection.ManagerNamespace, "", *asks.Consent)
 	if err != nil {
 		return err
 	}
-	s, err := why.NewSource(ctx, c, pod, image)
+	s, err := why.NewSource(ctx, l.Cluster, pod, image)
 	if err != nil {
 		return err
 	}
 	exec := client.Permission{Verb: "create", Resource: "pods/exec", Namespace: pod.Namespace}
-	if r := install.Check(ctx, c, []install.Rights{{Needs: []client.Permission{exec}}}); !r[0].Allowed {
+	if r := install.Check(ctx, l.Cluster, []install.Rights{{Needs: []client.Permission{exec}}}); !r[0].Allowed {
 		return api.Errorf(api.ExitPermission, "you may not run a program in the pod %s: this requires the right to %s",
 			pod.Name, exec).WithHint("Ask a cluster admin to run:\n%s", exec.GrantCommands(""))
 	}

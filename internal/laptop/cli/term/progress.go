@@ -24,7 +24,7 @@ type Progress interface {
 // Progress returns a progress on Errout: a spinner on a terminal, else plain lines. Log lines would break a spinner.
 func (s *Streams) Progress() Progress {
 	if s.Quiet {
-		return noProgress{}
+		return &lines{w: io.Discard}
 	}
 	if f := File(s.Errout); f != nil && !s.Dumb && s.Verbosity <= 0 {
 		return &spinner{lines: lines{w: s.Errout}, screen: f, width: func() int {
@@ -39,9 +39,8 @@ func (s *Streams) Progress() Progress {
 
 // Report runs a command that shows its progress: as text, or as lines of JSON, the last of which contains the result.
 // do may call quiet to stop the progress display.
-func (s *Streams) Report(
-	ctx context.Context, output *Format, do func(ctx context.Context, on func(api.Event), quiet func()) error,
-) error {
+func (s *Streams) Report(ctx context.Context, output *Format,
+	do func(ctx context.Context, on func(api.Event), quiet func()) error) error {
 	p := s.Progress()
 	if output.value == "json" {
 		p = jsonLines{s.Out}
@@ -58,12 +57,6 @@ func (s *Streams) Report(
 	}
 	return err
 }
-
-// noProgress shows nothing.
-type noProgress struct{}
-
-func (noProgress) Show(api.Event) {}
-func (noProgress) Stop()          {}
 
 // slow is the duration from which on a step is shown with its duration.
 const slow = time.Second

@@ -2,10 +2,15 @@ package term
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
+	"sync"
+
+	"kubevpn/internal/api"
 
 	"golang.org/x/term"
 )
@@ -47,25 +52,25 @@ func File(w any) *os.File {
 	return nil
 }
 
-// Terminal returns the terminal for a question, or nil. The answer comes from In, which must be a terminal too. The
-// caller calls done after the answer.
-func (s *Streams) Terminal() (_ io.Writer, done func()) {
-	if File(s.In) == nil {
-		return nil, nil
-	}
-	if File(s.Errout) != nil {
-		return s.Errout, func() {}
-	}
-	f, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
-	if err != nil {
-		return nil, nil // the user would not see the question
-	}
-	return &Cleaner{W: f}, func() { f.Close() }
-}
+// ErrNoTerminal is the error of Confirm if the user would not see the question, or cannot answer.
+var ErrNoTerminal = errors.New("there is no terminal")
 
-// Confirm writes a question to the terminal, and reports whether the user answers it with yes. It returns the error of
-// ctx if that ends first.
-func (s *Streams) Confirm(ctx context.Context, terminal io.Writer, question string) (bool, error) {
+// Confirm asks the user on the terminal, and reports whether the answer is yes. The answer comes from In, which must be
+// a terminal too. Confirm calls quiet before it writes. It returns the error of ctx if that ends first.
+func (s *Streams) Confirm(ctx context.Context, quiet func(), question string) (bool, error) {
+	terminal := s.Errout
+	if File(s.In) == nil {
+		return false, ErrNoTerminal
+	}
+	if File(s.Errout) == nil {
+		f, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
+		if err != nil {
+			return false, ErrNoTerminal
+		}
+		defer f.Close()
+		terminal = &Cleaner{W: f}
+	}
+	quiet()
 	fmt.Fprint(terminal, question)
 	line := make(chan string, 1)
 	go func() { line <- readLine(s.In) }() // nothing interrupts the read: it ends with the process
@@ -89,4 +94,26 @@ func readLine(r io.Reader) string {
 		}
 		line.Write(b[:n])
 	}
+}
+
+// Cleaner removes escape sequences and other control characters from what it writes to W, because much of the output
+// comes from the cluster. All output of the commands passes through a Cleaner. It is safe for concurrent use.
+type Cleaner struct {
+	W io.Writer
+
+	mu   sync.Mutex
+	rest []byte // the start of a character that the next Write completes
+}
+
+// Write writes p without control characters. It keeps an incomplete last character for the next Write.
+func (c *Cleaner) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	text := append(c.rest, p...)
+	whole := api.WholeRunes(text)
+	c.rest = slices.Clone(text[len(whole):])
+	if _, err := io.WriteString(c.W, api.Clean(string(whole))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }

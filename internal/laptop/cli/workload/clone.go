@@ -73,8 +73,8 @@ func newClone(f *command.Factory) *cobra.Command {
 func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	o.spec.addMatch(cmd)
 	o.spec.addRecord(cmd)
-	o.spec.addPorts(cmd, "port of the container whose requests go to the clone's same port, [tcp|udp/]PORT; may be "+
-		"repeated (default: all ports)")
+	cmd.Flags().StringSliceVar(&o.spec.ports, "port", nil, "port of the container whose requests go to the clone's "+
+		"same port, [tcp|udp/]PORT; may be repeated (default: all ports)")
 	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "",
 		"container that the flags change (default: as for 'kubevpn proxy')")
 	command.CompleteWith(cmd, "container", o.flags.CompleteContainers)

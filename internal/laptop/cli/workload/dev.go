@@ -2,7 +2,6 @@ package workload
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/dev"
+	"kubevpn/internal/laptop/docker"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -32,6 +32,7 @@ type devOptions struct {
 	mountOver []string
 	isolate   bool
 	docker    dockerOptions
+	program   []string
 }
 
 func newDev(f *command.Factory) *cobra.Command {
@@ -65,8 +66,12 @@ func newDev(f *command.Factory) *cobra.Command {
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
 			n := cmd.ArgsLenAtDash()
-			if err := errors.Join(o.docker.check(cmd), o.checkModes()); err != nil {
+			if err := o.docker.check(cmd); err != nil {
 				return err
+			}
+			if o.isolate && o.docker.enabled {
+				return api.Errorf(api.ExitUsage, "--isolate cannot be combined with --docker").
+					WithHint("containers have their own network; remove --isolate")
 			}
 			if o.docker.enabled {
 				return o.docker.args(cmd, args)
@@ -78,10 +83,8 @@ func newDev(f *command.Factory) *cobra.Command {
 			return checkWorkload(cmd, args[:n], "write the command after --")
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.workloads = args[:1]
-			return f.Report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
-				return o.run(ctx, args[1:], on, quiet)
-			})
+			o.workloads, o.program = args[:1], args[1:]
+			return f.Report(cmd.Context(), o.output, o.run)
 		},
 		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
@@ -116,23 +119,14 @@ func (o *devOptions) addTo(cmd *cobra.Command) {
 	o.docker.addTo(cmd)
 }
 
-// checkModes rejects --isolate with --docker.
-func (o *devOptions) checkModes() error {
-	if o.isolate && o.docker.enabled {
-		return api.Errorf(api.ExitUsage, "--isolate cannot be combined with --docker").
-			WithHint("containers have their own network; remove --isolate")
-	}
-	return nil
-}
-
 // wantsRequests reports whether the program receives requests of the workload.
 func (o *devOptions) wantsRequests() bool {
 	return o.inbound || len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0 || len(o.spec.ports) > 0
 }
 
-func (o *devOptions) run(ctx context.Context, program []string, on func(api.Event), quiet func()) error {
+func (o *devOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	options := dev.Options{
-		Args: program, Init: []string{command.SandboxCommand}, Environ: o.f.Environ, FromPod: o.fromPod,
+		Args: o.program, Init: []string{command.SandboxCommand}, Environ: o.f.Environ, FromPod: o.fromPod,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Show: on, Quiet: quiet,
 	}
 	if err := o.complete(&options); err != nil {
@@ -149,9 +143,7 @@ func (o *devOptions) run(ctx context.Context, program []string, on func(api.Even
 	}
 	code, err := runner.Run(ctx, dev.Target{
 		Cluster: o.flags.Cluster, Namespace: req.Connect.Namespace, Workload: workload, Container: o.spec.container,
-		Hold: func(ctx context.Context, on func(api.Event)) error {
-			return o.intercept(ctx, req, on, quiet)
-		},
+		Hold: func(ctx context.Context, on func(api.Event)) error { return o.intercept(ctx, req, on, quiet) },
 		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
 			return o.flags.Consenting(&req.Connect, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
 				return o.f.Isolated(ctx, req, place, ready, on)
@@ -274,4 +266,70 @@ func (o *devOptions) directories() (map[string]string, error) {
 		}
 	}
 	return all, nil
+}
+
+// dockerOptions are the flags of `dev --docker`. Flags of `docker run` follow --; package docker parses them, because
+// it also decides which of them a container of a pod may have.
+type dockerOptions struct {
+	enabled          bool
+	image            string
+	interactive, tty bool
+	publish          []string
+	arguments        docker.Arguments // after --
+}
+
+func (o *dockerOptions) addTo(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.BoolVar(&o.enabled, "docker", false,
+		"run the pod's containers with the Docker Engine of this machine; with -c only that container. Flags of "+
+			"docker run for the container that uses this terminal follow --")
+	f.StringVar(&o.image, "image", "", "with --docker: the image of that container (default: the image of the pod)")
+	f.BoolVarP(&o.interactive, "interactive", "i", false, "with --docker: keep standard input open, like docker run")
+	f.BoolVarP(&o.tty, "tty", "t", false, "with --docker: allocate a pseudo-TTY, like docker run")
+	f.StringArrayVarP(&o.publish, "publish", "p", nil,
+		"with --docker: publish a port of the containers on this machine, like docker run; may be repeated")
+}
+
+// check rejects flags that require --docker, and flags that cannot be combined with it.
+func (o *dockerOptions) check(cmd *cobra.Command) error {
+	rejected, problem, hint := []string{"image", "interactive", "tty", "publish"}, "requires --docker",
+		"--docker runs the pod's containers on this machine"
+	if o.enabled {
+		rejected, problem = []string{"env-from-pod", "mount-over"}, "cannot be combined with --docker"
+		hint = "containers have all variables of the pod and their own file systems"
+	}
+	for _, name := range rejected {
+		if cmd.Flags().Changed(name) {
+			return api.Errorf(api.ExitUsage, "--%s %s", name, problem).WithHint("%s", hint)
+		}
+	}
+	return nil
+}
+
+func (o *dockerOptions) args(cmd *cobra.Command, args []string) (err error) {
+	n := cmd.ArgsLenAtDash()
+	if n < 0 {
+		n = len(args)
+	}
+	if err := checkWorkload(cmd, args[:n], "write flags of `docker run` after --"); err != nil {
+		return err
+	}
+	o.arguments, err = docker.ParseArguments(args[n:])
+	return err
+}
+
+// config returns the configuration from the flags.
+func (o *dockerOptions) config(f *command.Factory) (docker.Config, error) {
+	terminal := term.File(os.Stdin) != nil
+	if (o.interactive || o.arguments.Interactive) && (o.tty || o.arguments.TTY) && !terminal {
+		return docker.Config{}, api.Errorf(api.ExitUsage,
+			"-i with -t requires a terminal, but standard input is not a terminal").
+			WithHint("remove -t to use standard input as it is")
+	}
+	paths, err := f.Paths()
+	return docker.Config{
+		Image: o.image, Interactive: o.interactive, TTY: o.tty, Terminal: terminal, Publish: o.publish,
+		Arguments: o.arguments,
+		Paths:     paths, Executable: f.Executable,
+	}, err
 }

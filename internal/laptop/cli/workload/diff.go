@@ -3,14 +3,17 @@ package workload
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
@@ -30,6 +33,7 @@ type diffOptions struct {
 	requests int
 	duration time.Duration
 	har      string
+	program  []string
 }
 
 func newDiff(f *command.Factory) *cobra.Command {
@@ -68,12 +72,9 @@ func newDiff(f *command.Factory) *cobra.Command {
 			return checkWorkload(cmd, args[:n], "write the command after --")
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.workloads = args[:1]
+			o.workloads, o.program = args[:1], args[1:]
 			// Standard output has the result alone, in each format.
-			return f.Report(cmd.Context(), term.NewFormat("text"),
-				func(ctx context.Context, on func(api.Event), quiet func()) error {
-					return o.run(ctx, args[1:], on, quiet)
-				})
+			return f.Report(cmd.Context(), term.NewFormat("text"), o.run)
 		},
 		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
@@ -117,7 +118,7 @@ func (f *ignoreFlag) Set(s string) error {
 }
 
 // run holds an intercept that records, and compares meanwhile.
-func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Event), quiet func()) error {
+func (o *diffOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	if o.requests < 0 || o.duration < 0 {
 		return api.Errorf(api.ExitUsage, "--requests and --for must not be negative")
 	}
@@ -144,7 +145,7 @@ func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Eve
 	case err := <-ended:
 		return err
 	case i := <-held:
-		d := &diffRun{o: o, intercept: i, command: command, quiet: quiet}
+		d := &diffRun{o: o, intercept: i, quiet: quiet}
 		err := d.run(ctx, ended)
 		release()
 		<-ended
@@ -156,7 +157,6 @@ func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Eve
 type diffRun struct {
 	o         *diffOptions
 	intercept *api.Intercept
-	command   []string
 	quiet     func()
 
 	results  *diff.Results
@@ -310,7 +310,8 @@ func diffText(r *api.Diff) string {
 		fmt.Fprintf(&b, "  %*d  %s\n", width, g.Requests, groupText(g))
 	}
 	for _, i := range r.Ignored {
-		fmt.Fprintf(&b, "ignored: %s: %s (%s)\n", term.Printable(i.Route+": "+i.Where), i.Reason, api.Count(i.Times, "time"))
+		fmt.Fprintf(&b, "ignored: %s: %s (%s)\n", term.Printable(i.Route+": "+i.Where), i.Reason,
+			api.Count(i.Times, "time"))
 	}
 	for _, s := range r.NotCompared {
 		hint := ""
@@ -385,4 +386,74 @@ func (h *harFile) close() error {
 		return fmt.Errorf("--har: %w", err)
 	}
 	return nil
+}
+
+// programEnd is how long the program has to end by itself.
+const programEnd = 5 * time.Second
+
+// start starts the command, and waits until it listens. Without a command, a program must listen already. stop ends the
+// command with its process group. If it ends earlier, start calls cancel.
+func (d *diffRun) start(ctx context.Context, p *diff.Program, cancel context.CancelCauseFunc) (stop func(),
+	err error) {
+	place := p.Listens(ctx)
+	switch {
+	case len(d.o.program) == 0 && place == "":
+		return nil, api.Errorf(api.ExitLocalPort, "no program listens on %s", d.ports()).
+			WithHint("start it, or let this command start it: `kubevpn diff %s -- ./server`; if it listens on another "+
+				"port, add --port LOCAL:CONTAINER", d.intercept.Workload)
+	case len(d.o.program) == 0:
+		return func() {}, nil
+	case place != "":
+		return nil, api.Errorf(api.ExitLocalPort, "another program already listens on %s", place).
+			WithHint("stop it, or compare with it: omit the command after --")
+	}
+	running, end := context.WithCancel(ctx)
+	cmd := exec.CommandContext(running, d.o.program[0], d.o.program[1:]...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = d.o.f.Environ, os.Stderr, os.Stderr // the result alone is on standard output
+	cmd.Cancel = func() error { return endGroup(cmd, false) }
+	cmd.WaitDelay = programEnd
+	ownGroup(cmd)
+	d.quiet()
+	if err := cmd.Start(); err != nil {
+		end()
+		return nil, api.Errorf(api.ExitUsage, "cannot start %s: %w", d.o.program[0], err).
+			WithHint("Check the command after --. A program outside of PATH needs its path.")
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		err := cmd.Wait()
+		_ = endGroup(cmd, true) // what is left of it
+		if running.Err() == nil {
+			if err == nil {
+				err = errors.New("exit status 0")
+			}
+			cancel(api.Errorf(api.ExitLocalPort, "%s ended: %w", d.o.program[0], err).
+				WithHint("the program must run until the comparison ends"))
+		}
+	}()
+	stop = sync.OnceFunc(func() {
+		end()
+		<-ended
+	})
+	d.o.f.Note("waiting until %s listens on %s", d.o.program[0], d.ports())
+	listens := func(ctx context.Context) (bool, error) { return p.Listens(ctx) != "", nil }
+	if err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, programStart, true, listens); err != nil {
+		stop()
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, api.Errorf(api.ExitLocalPort, "%s does not listen on %s after %v", d.o.program[0], d.ports(),
+			programStart).
+			WithHint("if it listens on another port, add --port LOCAL:CONTAINER")
+	}
+	return stop, nil
+}
+
+// programStart is how long the program may take until it listens: it may have to be compiled first.
+const programStart = 5 * time.Minute
+
+// ports returns text like "port 8080 of this machine or 172.17.0.5:9090".
+func (d *diffRun) ports() string {
+	return strings.Join(api.Texts(d.intercept.Ports, api.PortMap.Where), " or ")
 }

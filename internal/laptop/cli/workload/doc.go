@@ -2,8 +2,8 @@
 //
 //	proxy     proxy.go, spec.go   connect if necessary; agents send the requests that match to this machine
 //	clone     clone.go            the same with a clone in the cluster as the target
-//	dev       dev.go, dev_docker.go   the same, while a program of this machine runs (internal/laptop/dev)
-//	diff      diff.go, diff_program.go   the same with copies of requests, which a program answers too
+//	dev       dev.go              the same, while a program of this machine runs (internal/laptop/dev)
+//	diff      diff.go             the same with copies of requests, which a program answers too
 //	requests  requests.go         the requests that an intercept records
 //	leave     leave.go            end intercepts and clones of this machine
 //	reset     reset.go            end the intercepts of all users, with the user's own credentials
@@ -12,3 +12,17 @@
 //
 // leave and requests complete names with intercepts.go. requests and diff have the flag --body of spec.go.
 package workload
+
+import (
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/laptop/cli/command"
+)
+
+// Commands returns the commands of the group.
+func Commands(f *command.Factory) []*cobra.Command {
+	return []*cobra.Command{
+		newProxy(f), newClone(f), newDev(f), newEnv(f), newList(f), newRequests(f), newDiff(f), newLeave(f),
+		newReset(f),
+	}
+}

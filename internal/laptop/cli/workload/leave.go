@@ -72,11 +72,10 @@ func isID(s string) bool { return len(s) == 12 && strings.Trim(s, "0123456789abc
 // agent or a clone of it. The CLI removes these itself, not the daemon: only the CLI reads the kubeconfig and logs in,
 // and leave starts no daemon.
 func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	connection, err := o.kube.ConnectionID(ctx)
-	if err != nil {
+	var err error
+	if o.req.Connection, err = o.kube.ConnectionID(ctx); err != nil {
 		return err
 	}
-	o.req.Connection = connection
 	ended := 0
 	err = o.f.Daemon().Leave(ctx, o.req, func(e api.Event) {
 		on(e)

@@ -169,9 +169,7 @@ func (o *listOptions) print(w io.Writer, list api.WorkloadList) error {
 }
 
 func listedPorts(ports []api.WorkloadPort) string {
-	return strings.Join(api.Texts(ports, func(p api.WorkloadPort) string {
-		return term.Port(p.Protocol, p.Port)
-	}), ",")
+	return strings.Join(api.Texts(ports, func(p api.WorkloadPort) string { return term.Port(p.Protocol, p.Port) }), ",")
 }
 
 func listedServices(ports []api.WorkloadPort) string {

@@ -54,9 +54,10 @@ func (o *resetOptions) run(ctx context.Context, on func(api.Event), quiet func()
 		return err
 	}
 	req := api.ResetRequest{
-		Namespace: l.Prepared.Namespace, Workloads: o.workloads, Image: l.Config.Image, ManagerNamespace: l.Config.ManagerNamespace,
+		Namespace: l.Prepared.Namespace, Workloads: o.workloads, Image: l.Config.Image,
+		ManagerNamespace: l.Config.ManagerNamespace,
 	}
-	c := command.Consenting{Factory: o.f, Cluster: l.Cluster, Consent: &req.Consent, Yes: l.Config.Yes, Batch: !o.output.ForPeople(),
-		Quiet: quiet}
+	c := command.Consenting{Factory: o.f, Cluster: l.Cluster, Consent: &req.Consent, Yes: l.Config.Yes,
+		Batch: !o.output.ForPeople(), Quiet: quiet}
 	return c.Run(ctx, on, func(on func(api.Event)) error { return o.f.Reset(ctx, l.Cluster, req, on) })
 }

@@ -60,9 +60,9 @@ const defaultContainer = "(default: the one in the annotation kubectl.kubernetes
 func (f *specFlags) addTarget(cmd *cobra.Command) {
 	f.addMatch(cmd)
 	flags := cmd.Flags()
-	f.addPorts(cmd, "port of this machine and of the container, [tcp|udp/]LOCAL:CONTAINER, [tcp|udp/]PORT for the "+
-		"same port, or [tcp|udp/]CONTAINER=HOST:PORT for a program in a container or virtual machine; may be "+
-		"repeated (default: all ports, each to the same port)")
+	flags.StringSliceVar(&f.ports, "port", nil, "port of this machine and of the container, "+
+		"[tcp|udp/]LOCAL:CONTAINER, [tcp|udp/]PORT for the same port, or [tcp|udp/]CONTAINER=HOST:PORT for a program "+
+		"in a container or virtual machine; may be repeated (default: all ports, each to the same port)")
 	flags.StringSliceVar(&f.portmap, "portmap", nil,
 		"deprecated, use --port; the ports are in the order [tcp|udp/]CONTAINER:LOCAL")
 	flags.StringVarP(&f.container, "container", "c", "",
@@ -74,11 +74,6 @@ func (f *specFlags) addTarget(cmd *cobra.Command) {
 func (f *specFlags) addRecord(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.record, "record", 0, fmt.Sprintf("how many of the last requests to keep for "+
 		"'kubevpn requests', at most %d", api.MaxKept))
-}
-
-// addPorts adds --port.
-func (f *specFlags) addPorts(cmd *cobra.Command, usage string) {
-	cmd.Flags().StringSliceVar(&f.ports, "port", nil, usage)
 }
 
 // spec builds the specification from the flags, without TLS, which needs the cluster.
@@ -105,10 +100,8 @@ func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 				"--headers x-user=me   --headers 'x-user=~me|you'   --path /api   --path '=~/v[12]/.*'   --method GET")
 	}
 	var err error
-	if s.Ports, err = f.portMaps(); err != nil {
-		return s, err
-	}
-	return s, nil
+	s.Ports, err = f.portMaps()
+	return s, err
 }
 
 // portMaps returns the ports of --port and --portmap.
