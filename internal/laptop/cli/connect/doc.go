@@ -17,7 +17,5 @@ import (
 
 // Commands returns the commands of the group.
 func Commands(f *command.Factory) []*cobra.Command {
-	return []*cobra.Command{
-		newConnect(f), newRun(f), newDisconnect(f), newStatus(f), newQuit(f), newTrust(f),
-	}
+	return []*cobra.Command{newConnect(f), newRun(f), newDisconnect(f), newStatus(f), newQuit(f), newTrust(f)}
 }

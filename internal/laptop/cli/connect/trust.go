@@ -98,12 +98,8 @@ func (o *trustOptions) list() error {
 			managers = []api.TrustedManager{{}}
 		}
 		for _, m := range managers {
-			row := []string{id, all[id].Cluster, m.Namespace, m.Repository, m.ServiceAccount, api.Join(c.Networks),
-				c.Domain, api.Join(c.ExtraDomains)}
-			for i, cell := range row {
-				row[i] = term.Dash(term.Printable(cell))
-			}
-			t.Row(row, nil)
+			t.Row(term.OneLines([]string{id, all[id].Cluster, m.Namespace, m.Repository, m.ServiceAccount,
+				api.Join(c.Networks), c.Domain, api.Join(c.ExtraDomains)}), nil)
 		}
 	}
 	return t.Flush()

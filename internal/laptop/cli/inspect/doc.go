@@ -1,7 +1,7 @@
-// Package inspect implements the commands of the help's group Troubleshooting. They change nothing:
+// Package inspect implements the commands of the help's group Troubleshooting:
 //
 //	doctor  doctor.go  the checks of internal/inspect/doctor
-//	why     why.go     the path of one request, by internal/inspect/why
+//	why     why.go     the path of one request, by internal/inspect/why; --from adds a container to a pod
 //	flows   flows.go   what passes the tunnels, from the daemon
 //	dns     dns.go     queries, from the daemon
 //	logs    logs.go    the log file of the daemon
@@ -19,7 +19,5 @@ import (
 
 // Commands returns the commands of the group.
 func Commands(f *command.Factory) []*cobra.Command {
-	return []*cobra.Command{
-		newDoctor(f), newWhy(f), newFlows(f), newDNS(f), newUI(f), newLogs(f), newReport(f),
-	}
+	return []*cobra.Command{newDoctor(f), newWhy(f), newFlows(f), newDNS(f), newUI(f), newLogs(f), newReport(f)}
 }
