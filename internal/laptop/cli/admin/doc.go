@@ -17,5 +17,7 @@ import (
 
 // Commands returns the commands of the group.
 func Commands(f *command.Factory) []*cobra.Command {
-	return []*cobra.Command{newInstall(f), newUninstall(f), newConfig(f), newService(f), newVersion(f), newCompletion(f)}
+	return []*cobra.Command{
+		newInstall(f), newUninstall(f), newConfig(f), newService(f), newVersion(f), newCompletion(f),
+	}
 }

@@ -53,13 +53,15 @@ func (k *ClusterFlags) bind(cmd *cobra.Command, f *Factory, namespace clientcmd.
 		config.AddFlags(cmd, config.KeySSHJump)
 	})
 	for flag, names := range map[string]func(*clientcmdapi.Config) []string{
-		clientcmd.FlagContext:      func(c *clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.Contexts)) },
-		clientcmd.FlagClusterName:  func(c *clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.Clusters)) },
-		clientcmd.FlagAuthInfoName: func(c *clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.AuthInfos)) },
+		clientcmd.FlagContext:      func(c *clientcmdapi.Config) []string { return keys(c.Contexts) },
+		clientcmd.FlagClusterName:  func(c *clientcmdapi.Config) []string { return keys(c.Clusters) },
+		clientcmd.FlagAuthInfoName: func(c *clientcmdapi.Config) []string { return keys(c.AuthInfos) },
 	} {
 		CompleteWith(cmd, flag, k.completeKubeconfig(names))
 	}
 }
+
+func keys[T any](all map[string]T) []string { return slices.Sorted(maps.Keys(all)) }
 
 // kubeUsages returns the help texts of the flags by name.
 func kubeUsages() map[string]string {

@@ -75,5 +75,7 @@ func (o *doctorOptions) run(ctx context.Context) error {
 
 // findingNames returns the lines of -o name.
 func findingNames(d api.Diagnosis) []string {
-	return api.Texts(d.Findings, func(f api.Finding) string { return "finding/" + strings.ReplaceAll(f.Name, " ", "-") })
+	return api.Texts(d.Findings, func(f api.Finding) string {
+		return "finding/" + strings.ReplaceAll(f.Name, " ", "-")
+	})
 }
