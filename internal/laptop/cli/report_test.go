@@ -166,7 +166,7 @@ func tellingAPIServer(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(object)
 }
 
-// telling returns an app whose files, environment and daemon contain the secrets, and the path of its kubeconfig.
+// telling returns a Factory whose files, environment and daemon contain the secrets, and the path of its kubeconfig.
 func telling(t *testing.T) (f *command.Factory, kubeconfig string) {
 	dir, err := os.MkdirTemp("", "kubevpn-report-") // short enough for a socket
 	if err != nil {
