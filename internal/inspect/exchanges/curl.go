@@ -34,11 +34,10 @@ func target(e *api.Exchange) *url.URL {
 		to.Host = "unknown.invalid"
 	}
 	path, query, found := strings.Cut(e.Request.Path, "?")
-	if strings.HasPrefix(path, "/") {
-		to.Opaque = "//" + to.Host + escape(path)
-	} else {
-		to.Opaque = "//" + to.Host + "/"
+	if !strings.HasPrefix(path, "/") {
+		path = "/"
 	}
+	to.Opaque = "//" + to.Host + escape(path)
 	to.RawQuery, to.ForceQuery = escape(query), found && query == ""
 	return to
 }
@@ -81,7 +80,9 @@ func Curl(e *api.Exchange) string {
 	r := &e.Request
 	words := []string{"curl", "--globoff", "--path-as-is"}
 	if e.Server.IsValid() && to.Host != e.Server.String() {
-		words = append(words, "--connect-to", "::"+endpoint(e.Server))
+		// curl knows no zones
+		words = append(words, "--connect-to",
+			fmt.Sprint("::", netip.AddrPortFrom(e.Server.Addr().WithZone(""), e.Server.Port())))
 	}
 	if strings.HasPrefix(r.Proto, "HTTP/2") && to.Scheme == "http" {
 		words = append(words, "--http2-prior-knowledge")
@@ -130,40 +131,29 @@ func Curl(e *api.Exchange) string {
 	return b.String()
 }
 
-// endpoint returns an address as curl writes it.
-func endpoint(a netip.AddrPort) string {
-	return netip.AddrPortFrom(a.Addr().WithZone(""), a.Port()).String()
-}
-
 // redacted returns the headers of the request whose values are not known.
 func redacted(e *api.Exchange) []string {
-	var names []string
-	for _, name := range slices.Sorted(maps.Keys(e.Request.Headers)) {
-		if slices.Contains(e.Redacted, name) {
-			names = append(names, name)
-		}
-	}
-	return names
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(e.Request.Headers)),
+		func(name string) bool { return !slices.Contains(e.Redacted, name) })
 }
 
 // headerWords returns the options for the headers. curl's own headers are left out if the request lacks them.
 func headerWords(e *api.Exchange, host string) []string {
 	var words []string
 	h := e.Request.Headers
-	missing := redacted(e)
 	if host != e.Request.Host && e.Request.Host != "" {
 		words = append(words, "--header", "Host: "+e.Request.Host)
 	}
 	for _, name := range slices.Sorted(maps.Keys(h)) {
-		if notRepeated[name] || slices.Contains(missing, name) || !httpguts.ValidHeaderFieldName(name) {
+		if notRepeated[name] || slices.Contains(e.Redacted, name) || !httpguts.ValidHeaderFieldName(name) {
 			continue // curl could read another name as something else, such as a file
 		}
 		for _, value := range h[name] {
-			if value = strings.TrimSpace(api.OneLine(value)); value == "" {
-				words = append(words, "--header", name+";") // a header without a value
-				continue
+			header := name + ";" // without a value
+			if value = api.OneLine(value); value != "" {
+				header = name + ": " + value
 			}
-			words = append(words, "--header", name+": "+value)
+			words = append(words, "--header", header)
 		}
 	}
 	own := []string{"Accept", "User-Agent"}
