@@ -70,7 +70,7 @@ func (c *comparison) add(where, from, to string) {
 		}
 		from, to = "…"+from[n:], "…"+to[n:]
 	}
-	c.all = append(c.all, Difference{clip(where), clip(from), clip(to)})
+	c.all = append(c.all, Difference{cut(where, maxText), cut(from, maxText), cut(to, maxText)})
 }
 
 // commonPrefix returns how many bytes at the beginning are the same.
@@ -82,25 +82,21 @@ func commonPrefix[T string | []byte](a, b T) int {
 	return n
 }
 
-// clip returns the text, or its beginning.
-func clip(s string) string {
-	return cut(s, maxText)
+// names returns the names in two maps, sorted.
+func names[M ~map[string]V, V any](a, b M) []string {
+	all := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 func (c *comparison) headers(what string, a, b http.Header) {
-	names := make(map[string]bool, len(a))
-	for _, h := range []http.Header{a, b} {
-		for name := range h {
-			names[http.CanonicalHeaderKey(name)] = true
-		}
-	}
 	text := func(h http.Header, name string) string {
 		if values := h.Values(name); len(values) > 0 {
 			return strings.Join(values, ", ")
 		}
 		return absent
 	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
+	for _, name := range names(a, b) {
 		from, to := text(a, name), text(b, name)
 		if from != to && !derived[name] && !c.ignored.header(name) {
 			c.add(what+name, from, to)
@@ -204,7 +200,7 @@ func (c *comparison) values(path []step, a, b any) {
 				c.value(path, fmt.Sprint(len(a), " items"), fmt.Sprint(len(b), " items"))
 			}
 			for n := range min(len(a), len(b)) {
-				c.values(append(path, element(n)), a[n], b[n])
+				c.values(append(path, n), a[n], b[n])
 			}
 			return
 		}
@@ -217,28 +213,19 @@ func (c *comparison) values(path []step, a, b any) {
 }
 
 func (c *comparison) objects(path []step, a, b map[string]any) {
-	names := slices.Collect(maps.Keys(a))
-	for name := range b {
-		if _, known := a[name]; !known {
-			names = append(names, name)
+	value := func(of map[string]any, name string) any {
+		if v, known := of[name]; known {
+			return v
 		}
+		return nothing{}
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		at := append(path, member(name))
-		from, inA := a[name]
-		to, inB := b[name]
-		switch {
-		case inA && inB:
-			c.values(at, from, to)
-		case c.ignored.path(at):
-		case inA:
-			c.value(at, show(from), absent)
-		default:
-			c.value(at, absent, show(to))
-		}
+	for _, name := range names(a, b) {
+		c.values(append(path, name), value(a, name), value(b, name))
 	}
 }
+
+// nothing is the value of a member that an object does not have.
+type nothing struct{}
 
 func (c *comparison) value(path []step, from, to string) { c.add("body "+pathText(path), from, to) }
 
@@ -251,6 +238,8 @@ func show(v any) string {
 		return fmt.Sprintf("[%d items]", len(v))
 	case string:
 		return strconv.Quote(v)
+	case nothing:
+		return absent
 	case nil:
 		return "null"
 	}

@@ -12,15 +12,9 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// step is one step of a path into a JSON value.
-type step struct {
-	name  string // of a member; not of an element
-	index int    // of an element; -1: of a member
-}
+// step is one step of a path into a JSON value: the name of a member (string) or the index of an element (int).
+type step any
 
-func member(name string) step { return step{name, -1} }
-func element(index int) step  { return step{"", index} }
-func (s step) isMember() bool { return s.index < 0 }
 func plainName(s string) bool { return s != "" && strings.Trim(s, nameChars) == "" }
 
 const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
@@ -30,13 +24,14 @@ func pathText(path []step) string {
 	var b strings.Builder
 	b.WriteByte('$')
 	for _, s := range path {
+		name, isMember := s.(string)
 		switch {
-		case !s.isMember():
+		case !isMember:
 			b.WriteString("[*]")
-		case plainName(s.name):
-			b.WriteString("." + s.name)
+		case plainName(name):
+			b.WriteString("." + name)
 		default:
-			quoted, err := json.Marshal(clip(s.name))
+			quoted, err := json.Marshal(cut(name, maxText))
 			if err != nil {
 				panic(err) // a string
 			}
@@ -91,9 +86,9 @@ func (i *Ignored) Parse(text string) error {
 			if err != nil {
 				return fmt.Errorf("%q: the index %s is too large", text, m[2])
 			}
-			p.step = element(int(index))
+			p.step = int(index)
 		default:
-			p.step = member(m[1] + m[3] + m[4])
+			p.step = m[1] + m[3] + m[4]
 		}
 		path, rest = append(path, p), rest[len(m[0]):]
 	}

@@ -1,6 +1,7 @@
 package diff
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -8,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/why/trip"
 )
 
 // Timeout limits the time of the program for one answer.
@@ -43,7 +44,7 @@ func NewProgram(ports []api.PortMap, body int) *Program {
 	}
 	transport := func(protocols ...func(*http.Protocols, bool)) *http.Transport {
 		t := &http.Transport{
-			DialContext: dialLocal, DisableCompression: true, MaxIdleConnsPerHost: workers,
+			DialContext: trip.Dial, DisableCompression: true, MaxIdleConnsPerHost: workers,
 			IdleConnTimeout: time.Minute,
 			// its certificate is for the names of the cluster, and it runs on this machine
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
@@ -59,27 +60,10 @@ func NewProgram(ports []api.PortMap, body int) *Program {
 	return p
 }
 
-// dialLocal connects to a place, as intercepts do.
-func dialLocal(ctx context.Context, _, address string) (net.Conn, error) {
-	var d net.Dialer
-	port, here := strings.CutPrefix(address, "localhost:")
-	if !here {
-		return d.DialContext(ctx, "tcp", address)
-	}
-	conn, err := d.DialContext(ctx, "tcp", "127.0.0.1:"+port)
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		if conn, err := d.DialContext(ctx, "tcp", "[::1]:"+port); err == nil {
-			return conn, nil
-		}
-	}
-	return conn, err
-}
-
 // Listens returns the first place where a program listens, for people, or "".
 func (p *Program) Listens(ctx context.Context) string {
 	for _, port := range p.ports {
-		if conn, err := dialLocal(ctx, "tcp", port.Place()); err == nil {
-			conn.Close()
+		if trip.Try(ctx, port.Place()).Done {
 			p.listened.Store(port.Place(), true)
 			return port.Where()
 		}
@@ -134,11 +118,8 @@ func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
 	defer resp.Body.Close()
 	local.Wait = time.Since(local.Began).Seconds()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, p.body))
-	if err != nil {
-		return fmt.Errorf("reading the answer: %w", err)
-	}
-	rest, err := io.Copy(io.Discard, resp.Body)
-	if err != nil {
+	rest, err2 := io.Copy(io.Discard, resp.Body)
+	if err := cmp.Or(err, err2); err != nil {
 		return fmt.Errorf("reading the answer: %w", err)
 	}
 	local.Response = &api.ExchangeResponse{Status: resp.StatusCode, Headers: resp.Header, Trailers: resp.Trailer,
@@ -149,22 +130,18 @@ func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
 // request returns the recorded request for a place.
 func request(ctx context.Context, e *api.Exchange, place string) (*http.Request, error) {
 	r := &e.Request
-	scheme := "http"
-	if r.Scheme == "https" {
-		scheme = "https"
-	}
-	to := &url.URL{Scheme: scheme, Host: place}
-	if r.Path == "*" { // OPTIONS *
-		to.Opaque = "*"
-	} else if at, err := url.ParseRequestURI(r.Path); err != nil {
+	to, err := url.ParseRequestURI(r.Path)
+	if err != nil {
 		return nil, fmt.Errorf("parsing the path: %w", err)
-	} else {
-		to.Path, to.RawPath, to.RawQuery, to.ForceQuery = at.Path, at.RawPath, at.RawQuery, at.ForceQuery
+	}
+	to.Scheme, to.Opaque, to.User, to.Host = "http", "", nil, place
+	if r.Scheme == "https" {
+		to.Scheme = "https"
 	}
 	req := &http.Request{Method: r.Method, URL: to, Host: r.Host, Header: endToEnd(r.Headers),
 		ContentLength: int64(len(r.Body.Data)), Body: http.NoBody}
 	if len(r.Body.Data) > 0 {
-		req.Body = io.NopCloser(strings.NewReader(string(r.Body.Data)))
+		req.Body = io.NopCloser(bytes.NewReader(r.Body.Data))
 	}
 	if _, known := req.Header["User-Agent"]; !known {
 		req.Header["User-Agent"] = nil // otherwise net/http adds its own
@@ -174,10 +151,8 @@ func request(ctx context.Context, e *api.Exchange, place string) (*http.Request,
 
 // endToEnd returns the headers without those of one HTTP connection.
 func endToEnd(h http.Header) http.Header {
-	out := maps.Clone(h)
-	if out == nil {
-		out = make(http.Header)
-	}
+	out := make(http.Header)
+	maps.Copy(out, h)
 	for _, value := range h.Values("Connection") {
 		for name := range strings.SplitSeq(value, ",") {
 			out.Del(strings.TrimSpace(name))

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -113,33 +112,19 @@ func (o *observer) trace(ctx context.Context) {
 
 // dialLocal connects to the programs to which the intercepts lead.
 func (o *observer) dialLocal(ctx context.Context) {
-	places := map[netip.AddrPort]string{}
-	var to []netip.AddrPort
+	var ports []api.PortMap
 	for _, i := range o.Traces {
-		for _, p := range i.Ports {
-			if p.Protocol != "tcp" || len(to) >= 2*maxDials {
-				continue
-			}
-			addrs := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
-			if p.Host != "" {
-				addrs, _ = net.DefaultResolver.LookupNetIP(ctx, "ip", p.Host) // without one, the place is unknown
-			}
-			for _, addr := range addrs[:min(len(addrs), 2)] {
-				at := netip.AddrPortFrom(addr.Unmap(), p.Local)
-				to, places[at] = append(to, at), p.Place()
-			}
-		}
+		ports = append(ports, i.Ports...)
 	}
-	if len(to) == 0 {
-		return
+	ports = slices.DeleteFunc(ports, func(p api.PortMap) bool { return p.Protocol != "tcp" })
+	var all sync.WaitGroup
+	for _, p := range ports[:min(len(ports), maxDials)] {
+		all.Go(func() {
+			s := trip.Try(ctx, p.Place())
+			o.set(func(f *facts) { f.Local[p.Place()] = s })
+		})
 	}
-	report, _ := o.here(ctx, trip.Errand{Dial: to}) // without an answer, the places are unknown
-	for _, at := range to {
-		s, dialed := report.Dials[at]
-		if first := o.Local[places[at]]; dialed && (s.Done || !first.Tried()) { // users expect the first address
-			o.Local[places[at]] = s
-		}
-	}
+	all.Wait()
 }
 
 // observe sends the request, and reads the objects.

@@ -59,10 +59,7 @@ func Run(ctx context.Context, e Errand) (Report, error) {
 	var all sync.WaitGroup
 	for _, to := range e.Dial {
 		all.Go(func() {
-			conn, s := dial(ctx, to)
-			if conn != nil {
-				conn.Close()
-			}
+			s := Try(ctx, to.String())
 			mu.Lock()
 			defer mu.Unlock()
 			r.Dials[to] = s

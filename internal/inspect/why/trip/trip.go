@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"kubevpn/internal/api"
@@ -102,9 +103,8 @@ func send(r *http.Request) Result {
 	}
 	t.To = netip.AddrPortFrom(t.Addresses[0], port)
 	t.Device = deviceTo(t.To)
-	conn, step := dial(ctx, t.To)
-	t.Dial = step
-	if conn == nil {
+	conn, step := dial(ctx, t.To.String())
+	if t.Dial = step; conn == nil {
 		return t
 	}
 	defer conn.Close()
@@ -189,27 +189,51 @@ func deviceTo(to netip.AddrPort) string {
 		return ""
 	}
 	defer conn.Close()
-	source := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
+	source := conn.LocalAddr().(*net.UDPAddr).IP
 	interfaces, _ := net.Interfaces() // none: the device is unknown
 	for _, i := range interfaces {
 		addrs, _ := i.Addrs()
-		if slices.ContainsFunc(addrs, func(a net.Addr) bool {
-			network, ok := a.(*net.IPNet)
-			return ok && network.IP.Equal(source.AsSlice())
-		}) {
-			return i.Name
+		for _, a := range addrs {
+			if network, ok := a.(*net.IPNet); ok && network.IP.Equal(source) {
+				return i.Name
+			}
 		}
 	}
 	return ""
 }
 
+// Dial connects to an address. For localhost it tries 127.0.0.1 and then ::1, as intercepts do.
+func Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	var d net.Dialer
+	port, here := strings.CutPrefix(address, "localhost:")
+	if !here {
+		return d.DialContext(ctx, network, address)
+	}
+	conn, err := d.DialContext(ctx, network, "127.0.0.1:"+port)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		if conn, err := d.DialContext(ctx, network, "[::1]:"+port); err == nil {
+			return conn, nil
+		}
+	}
+	return conn, err
+}
+
 // dial connects within dialTimeout.
-func dial(ctx context.Context, to netip.AddrPort) (net.Conn, Step) {
+func dial(ctx context.Context, to string) (net.Conn, Step) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	began := time.Now()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to.String())
+	conn, err := Dial(ctx, "tcp", to)
 	return conn, stepOf(err, began)
+}
+
+// Try connects to an address, and disconnects at once.
+func Try(ctx context.Context, to string) Step {
+	conn, s := dial(ctx, to)
+	if conn != nil {
+		conn.Close()
+	}
+	return s
 }
 
 // exchange sends the request on the connection.
