@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
 	"kubevpn/internal/api"
 )
 
@@ -41,11 +43,11 @@ type Comparer struct {
 	cfg     Config
 	queue   chan *api.Exchange
 	dropped atomic.Uint64
-	before  before // used by Offer alone
+	before  *before // used by Offer alone
 
+	enough context.CancelFunc // by Run
 	mu     sync.Mutex
 	left   int
-	enough context.CancelFunc
 }
 
 // Reasons why an exchange is not compared. The CLI has a hint for NotSafe.
@@ -57,7 +59,7 @@ const (
 
 // New returns a Comparer.
 func New(cfg Config) *Comparer {
-	return &Comparer{cfg: cfg, queue: make(chan *api.Exchange, maxQueued), left: cfg.Requests}
+	return &Comparer{cfg: cfg, queue: make(chan *api.Exchange, maxQueued), left: cfg.Requests, before: newBefore()}
 }
 
 // Dropped returns how many exchanges were lost because the program was too slow.
@@ -110,9 +112,7 @@ func (c *Comparer) unfit(e *api.Exchange) string {
 func (c *Comparer) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c.mu.Lock()
 	c.enough = cancel
-	c.mu.Unlock()
 	n := workers
 	if c.cfg.Unsafe {
 		n = 1
@@ -140,11 +140,11 @@ func (c *Comparer) Run(ctx context.Context) {
 // compare sends one request, twice if it is safe.
 func (c *Comparer) compare(ctx context.Context, e *api.Exchange) {
 	to := c.cfg.Send(ctx, e)
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		c.cfg.Results.skip(late)
 		return
-	}
-	if to == nil {
+	case to == nil:
 		c.cfg.Results.skip(unlistened)
 		return
 	}
@@ -173,9 +173,14 @@ func (c *Comparer) compare(ctx context.Context, e *api.Exchange) {
 
 // before has the last answers of the workload, by request.
 type before struct {
-	byRequest map[[sha256.Size]byte]*api.Exchange
-	order     [][sha256.Size]byte
-	bytes     int
+	answers *simplelru.LRU[[sha256.Size]byte, *api.Exchange]
+	bytes   int
+}
+
+func newBefore() *before {
+	b := new(before)
+	b.answers, _ = simplelru.NewLRU(maxBefore, func(_ [sha256.Size]byte, e *api.Exchange) { b.bytes -= e.Weight() })
+	return b
 }
 
 // perRequest are prefixes of headers that differ from request to request, whatever the request asks for.
@@ -193,20 +198,11 @@ func (b *before) swap(e *api.Exchange) (earlier *api.Exchange) {
 		}
 	}
 	id := [sha256.Size]byte(h.Sum(nil))
-	if b.byRequest == nil {
-		b.byRequest = make(map[[sha256.Size]byte]*api.Exchange)
-	}
-	if earlier = b.byRequest[id]; earlier != nil {
-		b.bytes -= earlier.Weight()
-	} else {
-		b.order = append(b.order, id)
-	}
-	b.byRequest[id] = e
-	b.bytes += e.Weight()
-	for len(b.order) > maxBefore || b.bytes > maxBytes {
-		b.bytes -= b.byRequest[b.order[0]].Weight()
-		delete(b.byRequest, b.order[0])
-		b.order = b.order[1:]
+	earlier, _ = b.answers.Get(id)
+	b.answers.Remove(id)
+	b.answers.Add(id, e)
+	for b.bytes += e.Weight(); b.bytes > maxBytes; {
+		b.answers.RemoveOldest()
 	}
 	return earlier
 }

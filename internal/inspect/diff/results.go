@@ -52,10 +52,9 @@ type kind struct {
 // NewResults returns empty Results. It hides secrets: see api.Secrets. It calls first with each new group,
 // unless the group's place is known to vary.
 func NewResults(redact []string, first func(api.DiffGroup)) *Results {
-	r := &Results{secrets: redact, first: first,
+	return &Results{secrets: redact, first: first,
 		groups: make(map[place]*api.DiffGroup), kinds: make(map[string]*kind),
 		varying: make(map[place]*api.DiffIgnored), routes: make(map[string][]string), skipped: make(map[string]int)}
-	return r
 }
 
 // Route returns the method and the path of a request, with {id} in place of the parts that look like IDs.
@@ -67,18 +66,13 @@ func Route(e *api.Exchange) string {
 			parts[n] = "{id}"
 		}
 	}
-	return shorten(e.Request.Method+" "+strings.Join(parts, "/"), maxRouteShown)
+	return cut(api.CleanLine(e.Request.Method+" "+strings.Join(parts, "/")), maxRouteShown)
 }
 
 var (
 	isID  = regexp.MustCompile(`^([0-9]+|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})$`)
 	isHex = regexp.MustCompile(`^[0-9a-fA-F]{8,}$`)
 )
-
-// shorten makes a text of the cluster one line of limited length.
-func shorten(s string, limit int) string {
-	return cut(api.CleanLine(s), limit)
-}
 
 // cut returns at most limit bytes of a text, and a mark if that is not all.
 func cut(s string, limit int) string {
@@ -135,18 +129,17 @@ func (r *Results) hide(d Difference) Difference {
 
 // group adds an example of a difference to its group, and returns the place of that.
 func (r *Results) group(e *api.Exchange, p place, d Difference) place {
-	g := r.groups[p]
-	if g == nil && len(r.groups) >= maxGroups {
+	if r.groups[p] == nil && len(r.groups) >= maxGroups {
 		p = elsewhere
-		g = r.groups[p]
 	}
+	g := r.groups[p]
 	if g == nil {
 		g = &api.DiffGroup{Route: p.route, Where: p.where, Examples: []api.DiffExample{}}
 		r.groups[p] = g
 	}
 	if len(g.Examples) < maxExamples {
-		g.Examples = append(g.Examples,
-			api.DiffExample{Path: shorten(r.secrets.Hide("", e.Request.Path), maxPathShown), From: d.From, To: d.To})
+		path := cut(api.CleanLine(r.secrets.Hide("", e.Request.Path)), maxPathShown)
+		g.Examples = append(g.Examples, api.DiffExample{Path: path, From: d.From, To: d.To})
 		if len(g.Examples) == 1 && r.first != nil && !r.varies(p.route, p.where) {
 			r.first(*g)
 		}
@@ -157,17 +150,14 @@ func (r *Results) group(e *api.Exchange, p place, d Difference) place {
 // count counts a request that differs in these places.
 func (r *Results) count(places []place) {
 	name := fmt.Sprintf("%q", places)
-	k := r.kinds[name]
-	if k == nil && len(r.kinds) >= maxKinds {
+	if r.kinds[name] == nil && len(r.kinds) >= maxKinds {
 		places = places[:1]
 		name = fmt.Sprintf("%q", places)
-		k = r.kinds[name]
 	}
-	if k == nil {
-		k = &kind{places: places}
-		r.kinds[name] = k
+	if r.kinds[name] == nil {
+		r.kinds[name] = &kind{places: places}
 	}
-	k.n++
+	r.kinds[name].n++
 }
 
 // vary ignores the places in which two answers of the same version to a request differ.
