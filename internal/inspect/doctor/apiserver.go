@@ -3,15 +3,14 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"time"
 
 	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/discovery"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/kube/client"
 )
 
 // maxSkew is the difference of clocks that Kubernetes tolerates in tokens.
@@ -32,34 +31,25 @@ func address(ctx context.Context, f *facts) api.Finding {
 	}
 	began := time.Now()
 	conn, err := f.cluster.DialContext(ctx, "tcp", path.Address)
-	took := time.Since(began)
-	if err != nil {
-		return failed(unanswering(f.cluster.Explain(err), path), nothingWorks)
+	took := milliseconds(time.Since(began))
+	switch {
+	case err != nil && path.Proxy != "":
+		e := f.cluster.Explain(err)
+		return broken(e.Code, nothingWorks, "curl -v "+api.ShellQuote(path.Proxy)+"   # the proxy must answer; see "+
+			"HTTPS_PROXY, NO_PROXY and the kubeconfig's proxy-url", "the proxy %s before the API server: %v", path.Proxy, e)
+	case err != nil:
+		return failed(f.cluster.Explain(err), nothingWorks)
 	}
 	defer conn.Close()
-	return ok("%s, connected in %s", describePath(path, conn.RemoteAddr()), milliseconds(took))
-}
-
-// unanswering adds the path to the error.
-func unanswering(e *api.Error, p client.Path) *api.Error {
-	if p.Proxy == "" {
-		return e
+	switch remote := conn.RemoteAddr(); {
+	case path.Jump != "":
+		return ok("by the SSH jump host %s, connected in %s", path.Jump, took)
+	case path.Proxy != "":
+		return ok("by the proxy %s, connected in %s", path.Proxy, took)
+	case remote != nil && remote.String() != path.Address:
+		return ok("directly to %s (%v), connected in %s", path.Address, remote, took)
 	}
-	return api.Errorf(e.Code, "the proxy %s before the API server: %w", p.Proxy, e).
-		WithHint("curl -v %s   # the proxy must answer; see HTTPS_PROXY, NO_PROXY and the kubeconfig's proxy-url",
-			api.ShellQuote(p.Proxy))
-}
-
-func describePath(p client.Path, remote net.Addr) string {
-	switch {
-	case p.Jump != "":
-		return "by the SSH jump host " + p.Jump
-	case p.Proxy != "":
-		return "by the proxy " + p.Proxy
-	case remote != nil && remote.String() != p.Address:
-		return fmt.Sprintf("directly to %s (%v)", p.Address, remote)
-	}
-	return "directly to " + p.Address
+	return ok("directly to %s, connected in %s", path.Address, took)
 }
 
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }
@@ -70,43 +60,36 @@ func answer(ctx context.Context, f *facts) api.Finding {
 	defer cancel()
 	namespace := cmp.Or(f.Settings.ManagerNamespace, "kubevpn")
 	if err := f.cluster.Reach(bounded, namespace, f.prepared.Namespace); err != nil {
-		e := api.AsError(err)
 		if bounded.Err() != nil && ctx.Err() == nil {
-			e = silent(f)
+			return silent(f)
 		}
-		return failed(e, nothingWorks)
+		return failed(err, nothingWorks)
 	}
 	began := time.Now()
-	text, err := f.cluster.Kube().Discovery().RESTClient().Get().AbsPath("/version").DoRaw(ctx)
-	took := time.Since(began)
-	var version struct {
-		GitVersion string `json:"gitVersion"`
-	}
-	if err != nil || json.Unmarshal(text, &version) != nil {
+	v, err := discovery.ToServerVersionInterfaceWithContext(f.cluster.Kube().Discovery()).ServerVersionWithContext(ctx)
+	if err != nil {
 		return ok("it answers, and knows you")
 	}
-	return serverOf(version.GitVersion, took)
+	return serverOf(v.GitVersion, time.Since(began))
 }
 
 // serverOf judges the API server's version. A version of an unknown form passes.
 func serverOf(version string, took time.Duration) api.Finding {
 	if v, err := utilversion.ParseGeneric(version); err == nil && v.LessThan(utilversion.MajorMinor(1, 31)) {
-		return warning("Kubernetes "+version+" knows you; kubevpn is tested with 1.31 and newer",
-			"parts of kubevpn may not work", "kubectl version   # upgrade the cluster to 1.31 or newer")
+		return warning("parts of kubevpn may not work", "kubectl version   # upgrade the cluster to 1.31 or newer",
+			"Kubernetes %s knows you; kubevpn is tested with 1.31 and newer", version)
 	}
 	return ok("Kubernetes %s knows you; round trip %s", version, milliseconds(took))
 }
 
-// silent is the error for an API server, or what is before it, that accepts a connection and never answers.
-func silent(f *facts) *api.Error {
-	host := ""
-	if path, err := f.cluster.Path(); err == nil {
-		host, _, _ = net.SplitHostPort(path.Address)
-	}
-	return api.Errorf(api.ExitUnreachable, "the API server accepts the connection and does not answer within %v: a "+
-		"firewall or a load balancer drops the rest, or the path loses large packets (MTU)", f.Timeout).
-		WithHint("ping -c 3 -M do -s 1372 %s   # no answer, but one with -s 1000: sudo ip link set DEVICE mtu 1280\n"+
-			"Otherwise check the network or the VPN that the cluster needs.", api.ShellQuote(host))
+// silent is the finding for an API server, or what is before it, that accepts a connection and never answers.
+func silent(f *facts) api.Finding {
+	path, _ := f.cluster.Path()                   // it had one before
+	host, _, _ := net.SplitHostPort(path.Address) // and the host with it
+	return broken(api.ExitUnreachable, nothingWorks, "ping -c 3 -M do -s 1372 "+api.ShellQuote(host)+"   # no answer, "+
+		"but one with -s 1000: sudo ip link set DEVICE mtu 1280\nOtherwise check the network or the VPN that the "+
+		"cluster needs.", "the API server accepts the connection and does not answer within %v: a firewall or a load "+
+		"balancer drops the rest, or the path loses large packets (MTU)", f.Timeout)
 }
 
 // clock compares this machine's clock with that of the API server.
@@ -126,6 +109,6 @@ func clockOf(skew time.Duration) api.Finding {
 	if skew > 0 {
 		how = "behind"
 	}
-	return warning(fmt.Sprintf("this machine's clock is %v %s that of the API server", skew.Abs().Round(time.Second),
-		how), "certificates and tokens look expired, or not yet valid", "sudo timedatectl set-ntp true")
+	return warning("certificates and tokens look expired, or not yet valid", "sudo timedatectl set-ntp true",
+		"this machine's clock is %v %s that of the API server", skew.Abs().Round(time.Second), how)
 }

@@ -13,16 +13,8 @@ const (
 	sectionTransports = "Transports"
 )
 
-// Checks that others need, and the one that fills the table of rights.
-const (
-	checkRights      = "rights"
-	needsKubeconfig  = "kubeconfig"
-	needsCredentials = "credentials"
-	needsAddress     = "address"
-	needsAnswer      = "answer"
-	needsManager     = "manager"
-	needsSession     = "session"
-)
+// Checks whose results the Diagnosis uses.
+const checkKubeconfig, checkRights = "kubeconfig", "rights"
 
 // checks returns all checks, in the order of their findings.
 func checks() []check {
@@ -40,26 +32,26 @@ func checks() []check {
 		{sectionNames, "nameservers", "", nameservers},
 
 		{sectionNetworks, "other VPNs", "", otherVPNs},
-		{sectionNetworks, "overlap", needsAnswer, overlap},
+		{sectionNetworks, "overlap", "answer", overlap},
 
-		{sectionKubeconfig, needsKubeconfig, "", kubeconfig},
-		{sectionKubeconfig, needsCredentials, needsKubeconfig, credentials},
+		{sectionKubeconfig, checkKubeconfig, "", kubeconfig},
+		{sectionKubeconfig, "credentials", checkKubeconfig, credentials},
 
-		{sectionAPIServer, needsAddress, needsCredentials, address},
-		{sectionAPIServer, needsAnswer, needsAddress, answer},
-		{sectionAPIServer, "clock", needsAnswer, clock},
-		{sectionAPIServer, "upgrades", needsAnswer, upgrades},
+		{sectionAPIServer, "address", "credentials", address},
+		{sectionAPIServer, "answer", "address", answer},
+		{sectionAPIServer, "clock", "answer", clock},
+		{sectionAPIServer, "upgrades", "answer", upgrades},
 
-		{sectionCluster, needsManager, needsAnswer, managerHere},
-		{sectionCluster, checkRights, needsAnswer, rights},
-		{sectionCluster, "kube-proxy", needsAnswer, kubeProxy},
-		{sectionCluster, "pod security", needsAnswer, podSecurity},
+		{sectionCluster, "manager", "answer", managerHere},
+		{sectionCluster, checkRights, "answer", rights},
+		{sectionCluster, "kube-proxy", "answer", kubeProxy},
+		{sectionCluster, "pod security", "answer", podSecurity},
 
-		{sectionTransports, needsSession, needsManager, session},
-		{sectionTransports, "version", needsSession, managerVersion},
-		{sectionTransports, "its rights", needsSession, managerRights},
-		{sectionTransports, api.TransportPortForward, needsSession, transportCheck(api.TransportPortForward)},
-		{sectionTransports, api.TransportAPIProxy, needsSession, transportCheck(api.TransportAPIProxy)},
-		{sectionTransports, api.TransportDirect, needsSession, transportCheck(api.TransportDirect)},
+		{sectionTransports, "session", "manager", session},
+		{sectionTransports, "version", "session", managerVersion},
+		{sectionTransports, "its rights", "session", managerRights},
+		{sectionTransports, api.TransportPortForward, "session", transportCheck(api.TransportPortForward)},
+		{sectionTransports, api.TransportAPIProxy, "session", transportCheck(api.TransportAPIProxy)},
+		{sectionTransports, api.TransportDirect, "session", transportCheck(api.TransportDirect)},
 	}
 }

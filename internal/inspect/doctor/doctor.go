@@ -103,13 +103,11 @@ func Run(ctx context.Context, cfg Config) api.Diagnosis {
 func diagnose(ctx context.Context, f *facts, list []check) api.Diagnosis {
 	d := api.Diagnosis{TypeMeta: api.Type(api.KindDiagnosis), Findings: run(ctx, f, list)}
 	for _, found := range d.Findings {
-		if found.State != api.FindingOK {
-			continue
-		}
-		switch found.Name {
-		case checkRights:
+		switch {
+		case found.State != api.FindingOK:
+		case found.Name == checkRights:
 			d.Rights = f.rights
-		case needsKubeconfig:
+		case found.Name == checkKubeconfig:
 			f.cluster.Release()
 		}
 	}
@@ -169,8 +167,8 @@ func (c check) find(ctx context.Context, f *facts, needed *ended) (found api.Fin
 	case found = <-result:
 	case <-ctx.Done():
 	case <-time.After(checkTimeout + abandonTimeout):
-		return failed(api.Errorf(api.ExitUnexpected, "the check did not end within %v", checkTimeout).
-			WithHint("kubevpn doctor -v 6"), "what it checks is unknown")
+		return broken(api.ExitUnexpected, "what it checks is unknown", "kubevpn doctor -v 6",
+			"the check did not end within %v", checkTimeout)
 	}
 	if ctx.Err() != nil {
 		return skipped("interrupted")
@@ -187,16 +185,21 @@ func skipped(format string, args ...any) api.Finding {
 }
 
 // warning returns a finding about something that works less well.
-func warning(cause, effect, fix string) api.Finding {
-	return api.Finding{
-		State: api.FindingWarning, Cause: api.CleanLine(cause), Effect: api.CleanLine(effect), Fix: api.Clean(fix),
-	}
+func warning(effect, fix, cause string, args ...any) api.Finding {
+	return api.Finding{State: api.FindingWarning, Cause: api.CleanLine(fmt.Sprintf(cause, args...)),
+		Effect: api.CleanLine(effect),
+		Fix:    api.Clean(cmp.Or(fix, "kubevpn connect -v 6   # prints the requests"))}
+}
+
+// broken returns a finding about something that does not work.
+func broken(code api.ExitCode, effect, fix, cause string, args ...any) api.Finding {
+	f := warning(effect, fix, cause, args...)
+	f.State, f.Code = api.FindingFailed, code
+	return f
 }
 
 // failed returns the finding for an error. Its hint is the fix.
 func failed(err error, effect string) api.Finding {
 	e := api.AsError(err)
-	f := warning(e.Message, effect, cmp.Or(e.Hint, "kubevpn connect -v 6   # prints the requests"))
-	f.State, f.Code = api.FindingFailed, e.Code
-	return f
+	return broken(e.Code, effect, e.Hint, "%s", e.Message)
 }

@@ -105,7 +105,7 @@ func TestKubeconfigThatHangsMayEndLater(t *testing.T) {
 			},
 			Load: func(client.Prepared) (*client.Cluster, error) { return c, nil },
 		}}
-		if d := diagnose(t.Context(), f, []check{{"s", needsKubeconfig, "", kubeconfig}}); d.Findings[0].State != api.FindingFailed {
+		if d := diagnose(t.Context(), f, []check{{"s", checkKubeconfig, "", kubeconfig}}); d.Findings[0].State != api.FindingFailed {
 			t.Errorf("%+v", d.Findings[0])
 		}
 		time.Sleep(2 * checkTimeout) // until the check has ended

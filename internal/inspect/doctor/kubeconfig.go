@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -17,14 +16,13 @@ const expiresSoon = 15 * time.Minute
 
 // kubeconfig checks the user's kubeconfig, and whether the program of its credential plugin is there.
 func kubeconfig(_ context.Context, f *facts) api.Finding {
-	const effect = "no command of kubevpn knows which cluster to use"
 	prepared, err := f.Prepare()
-	if err != nil {
-		return failed(err, effect)
+	var c *client.Cluster
+	if err == nil {
+		c, err = f.Load(prepared)
 	}
-	c, err := f.Load(prepared)
 	if err != nil {
-		return failed(err, effect)
+		return failed(err, "no command of kubevpn knows which cluster to use")
 	}
 	f.prepared, f.cluster = prepared, c
 	return ok("context %s: cluster %s, namespace %s, %s", prepared.Context, cmp.Or(prepared.Cluster, "without a name"),
@@ -52,12 +50,12 @@ func credentialsOf(c client.Credentials, now time.Time) api.Finding {
 	case c.Expires.IsZero():
 		return ok("%s", c.Kind)
 	case left < 0:
-		return failed(api.Errorf(api.ExitCredentials, "%s expired %s ago, by this machine's clock", c.Kind,
-			duration.HumanDuration(-left)).WithHint("log in to the cluster with its own tool, or fetch the kubeconfig "+
-			"again; `kubectl auth whoami` then answers"), "the API server rejects requests of kubevpn and kubectl")
+		return broken(api.ExitCredentials, "the API server rejects requests of kubevpn and kubectl", "log in to the "+
+			"cluster with its own tool, or fetch the kubeconfig again; `kubectl auth whoami` then answers",
+			"%s expired %s ago, by this machine's clock", c.Kind, duration.HumanDuration(-left))
 	case left < expiresSoon && !c.Renewed:
-		return warning(fmt.Sprintf("%s expires in %s", c.Kind, duration.HumanDuration(left)),
-			"the connection then waits for a login", "log in to the cluster with its own tool again")
+		return warning("the connection then waits for a login", "log in to the cluster with its own tool again",
+			"%s expires in %s", c.Kind, duration.HumanDuration(left))
 	}
 	return ok("%s, valid for another %s", c.Kind, duration.HumanDuration(left))
 }

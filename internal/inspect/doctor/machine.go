@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,8 +36,8 @@ func namespaces(context.Context, *facts) api.Finding {
 	if fix == "" {
 		fix = "kubevpn run --socks 127.0.0.1:0 -- COMMAND"
 	}
-	return warning(err.Error(), "`kubevpn run` gives programs a proxy instead of a network of their own, and "+
-		"`kubevpn dev` may fail; `kubevpn connect` works", fix)
+	return warning("`kubevpn run` gives programs a proxy instead of a network of their own, and `kubevpn dev` may "+
+		"fail; `kubevpn connect` works", fix, "%v", err)
 }
 
 // rootHelper checks how `connect` would start the root helper.
@@ -54,35 +53,33 @@ func rootHelper(ctx context.Context, f *facts) api.Finding {
 	case err != nil:
 		return failed(err, "`kubevpn connect` may not get the rights of root")
 	case s.Allowed && s.Version != version.Full():
-		return warning(fmt.Sprintf("the service runs kubevpn %s, and this is %s", s.Version, version.Full()),
-			"`kubevpn connect` fails if they do not understand each other", "kubevpn service install")
+		return warning("`kubevpn connect` fails if they do not understand each other", "kubevpn service install",
+			"the service runs kubevpn %s, and this is %s", s.Version, version.Full())
 	case s.Allowed:
 		return ok("the service starts it, without a password")
 	}
 	if _, err := exec.LookPath("sudo"); err == nil {
 		return ok("sudo starts it, and may ask for a password")
 	}
-	fix := "ask root to run `kubevpn service install`, or connect without root:\n" + withoutDevice
+	fix := "ask root to run `kubevpn service install`, or connect without root:\n"
 	if s.Installed {
-		fix = "kubevpn service status   # it says who may use the service\n" + withoutDevice
+		fix = "kubevpn service status   # it says who may use the service\n"
 	}
-	return failed(api.Errorf(api.ExitPrivilege, "you are not root, sudo is not installed, and no service starts the "+
-		"root helper for you").WithHint("%s", fix), "`kubevpn connect` cannot create its device")
+	return broken(api.ExitPrivilege, "`kubevpn connect` cannot create its device", fix+withoutDevice,
+		"you are not root, sudo is not installed, and no service starts the root helper for you")
 }
 
 // daemon checks the daemon and what its connections report.
 func daemon(_ context.Context, f *facts) api.Finding {
 	status, err := f.status()
-	const noCommands = "no command that uses the daemon works"
-	switch {
+	switch own := version.Full(); {
 	case err != nil:
-		return failed(err, noCommands)
+		return failed(err, "no command that uses the daemon works")
 	case status == nil:
 		return ok("none runs; `kubevpn connect` starts one")
-	}
-	if own := version.Full(); status.Version != own {
-		return warning(fmt.Sprintf("the daemon is kubevpn %s, and this is %s", status.Version, own),
-			"`kubevpn connect` fails while the daemon has connections", "kubevpn quit")
+	case status.Version != own:
+		return warning("`kubevpn connect` fails while the daemon has connections", "kubevpn quit",
+			"the daemon is kubevpn %s, and this is %s", status.Version, own)
 	}
 	for _, c := range status.Connections {
 		if found := connectionFault(c); found.State != "" {
@@ -95,23 +92,22 @@ func daemon(_ context.Context, f *facts) api.Finding {
 // connectionFault returns a finding if something is wrong with a connection.
 func connectionFault(c api.Connection) api.Finding {
 	name := "the connection " + c.ID + " to " + c.Cluster
-	if c.Error != nil {
-		e := *c.Error
-		e.Message = fmt.Sprintf("%s is %s: %s", name, c.Status, e.Message)
-		if c.Status == api.StatusFailed {
-			return failed(&e, "programs do not reach that cluster")
-		}
-		return warning(e.Message, "flows of that connection wait until it works again", e.Hint)
+	switch e := c.Error; {
+	case e != nil && c.Status == api.StatusFailed:
+		return broken(e.Code, "programs do not reach that cluster", e.Hint, "%s is %s: %s", name, c.Status, e.Message)
+	case e != nil:
+		return warning("flows of that connection wait until it works again", e.Hint, "%s is %s: %s", name, c.Status,
+			e.Message)
 	}
 	for _, check := range c.Checks {
 		if !check.OK {
-			return warning(fmt.Sprintf("%s did not reach the %s %s: %s", name, check.What, check.Target, check.Seen),
-				"programs may not reach that either", "kubevpn status -o wide")
+			return warning("programs may not reach that either", "kubevpn status -o wide",
+				"%s did not reach the %s %s: %s", name, check.What, check.Target, check.Seen)
 		}
 	}
 	if len(c.Warnings) > 0 {
-		return warning(name+" has a warning: "+c.Warnings[0], "a part of the connection works less well",
-			"kubevpn status")
+		return warning("a part of the connection works less well", "kubevpn status", "%s has a warning: %s", name,
+			c.Warnings[0])
 	}
 	return api.Finding{}
 }

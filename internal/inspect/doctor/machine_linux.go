@@ -13,6 +13,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/netfilter"
@@ -27,6 +28,8 @@ const (
 	leastPorts = 2000
 	// leastSpace is the free space that the log needs, in bytes.
 	leastSpace = 16 << 20
+	// inContainer is the command that gives a container what it needs.
+	inContainer = "docker run --cap-add NET_ADMIN --device /dev/net/tun ...\n" + withoutDevice
 	// ownerMajor and ownerMinor are the first Linux whose nftables tables end with their process.
 	ownerMajor, ownerMinor = 5, 12
 )
@@ -41,26 +44,21 @@ func kernel(_ context.Context, f *facts) api.Finding { return kernelOf(release()
 func kernelOf(release, machine string) api.Finding {
 	switch {
 	case strings.HasSuffix(machine, " 1"): // WSL 1
-		return failed(api.Errorf(api.ExitNoTUN, "this is %s, which has no Linux kernel", machine).
-			WithHint("wsl --set-version DISTRIBUTION 2   # in Windows\n"+withoutDevice),
-			"`kubevpn connect` cannot create its device")
+		return broken(api.ExitNoTUN, "`kubevpn connect` cannot create its device",
+			"wsl --set-version DISTRIBUTION 2   # in Windows\n"+withoutDevice,
+			"this is %s, which has no Linux kernel", machine)
 	case !atLeast(release, ownerMajor, ownerMinor):
-		return warning(fmt.Sprintf("Linux %s is older than %d.%d", release, ownerMajor, ownerMinor),
-			"kubevpn has no nftables tables that end with it: it edits resolv.conf without systemd-resolved, and "+
-				"neighbours of a machine that forwards packets can enter the tunnel", "upgrade the kernel")
-	case machine != "":
-		return ok("Linux %s, %s, %s", release, runtime.GOARCH, machine)
+		return warning("kubevpn has no nftables tables that end with it: it edits resolv.conf without "+
+			"systemd-resolved, and neighbours of a machine that forwards packets can enter the tunnel",
+			"upgrade the kernel", "Linux %s is older than %d.%d", release, ownerMajor, ownerMinor)
 	}
-	return ok("Linux %s, %s", release, runtime.GOARCH)
+	return ok("Linux %s, %s %s", release, runtime.GOARCH, machine)
 }
 
 // atLeast reports whether a release such as 6.1.0-13-amd64 is of a version or later. It accepts what it cannot read.
-func atLeast(release string, major, minor int) bool {
-	var x, y int
-	if n, _ := fmt.Sscanf(release, "%d.%d", &x, &y); n < 2 {
-		return true
-	}
-	return x > major || x == major && y >= minor
+func atLeast(release string, major, minor uint) bool {
+	v, err := utilversion.ParseGeneric(release)
+	return err != nil || v.AtLeast(utilversion.MajorMinor(major, minor))
 }
 
 func device(_ context.Context, f *facts) api.Finding {
@@ -69,48 +67,42 @@ func device(_ context.Context, f *facts) api.Finding {
 
 // deviceIn checks /dev/net/tun below root without opening it, because that would load the module.
 func deviceIn(root fs.FS, release string, container bool) api.Finding {
-	const effect = "`kubevpn connect` fails; `kubevpn connect --socks` and `kubevpn run --socks` work"
-	none := func(format string, args ...any) api.Finding {
-		fix := "sudo modprobe tun"
-		if container {
-			fix = "docker run --cap-add NET_ADMIN --device /dev/net/tun ...\n" + withoutDevice
-		}
-		return failed(api.Errorf(api.ExitNoTUN, format, args...).WithHint("%s", fix), effect)
+	isTUN := func(info fs.FileInfo) bool {
+		stat, known := info.Sys().(*syscall.Stat_t)
+		return !known || stat.Mode&unix.S_IFMT == unix.S_IFCHR && stat.Rdev == unix.Mkdev(tunMajor, tunMinor)
 	}
-	info, err := fs.Stat(root, tunPath)
-	if errors.Is(err, fs.ErrNotExist) {
-		return none("/%s does not exist", tunPath)
+	misc, _ := fs.ReadFile(root, "proc/misc") // has drivers that modules.builtin may not list
+	has, known := hasModule(root, release, "tun")
+	var cause string
+	switch info, err := fs.Stat(root, tunPath); {
+	case errors.Is(err, fs.ErrNotExist):
+		cause = "does not exist"
+	case err != nil:
+		cause = "cannot be checked: " + err.Error()
+	case !isTUN(info):
+		cause = "is not a TUN device: something else is in its place"
+	case known && !has && !strings.Contains(string(misc), " tun\n"):
+		cause = "has no driver: Linux " + release + " has no module tun"
+	default:
+		return ok("/%s; the kernel has its driver or loads it", tunPath)
 	}
-	if err != nil {
-		return none("cannot look at /%s: %w", tunPath, err)
+	fix := "sudo modprobe tun"
+	if container {
+		fix = inContainer
 	}
-	stat, known := info.Sys().(*syscall.Stat_t)
-	if known && (stat.Mode&unix.S_IFMT != unix.S_IFCHR || stat.Rdev != unix.Mkdev(tunMajor, tunMinor)) {
-		return none("/%s is not a TUN device: something else is in its place", tunPath)
-	}
-	misc, _ := fs.ReadFile(root, "proc/misc")
-	built := strings.Contains(string(misc), " tun\n") // as modules.builtin may not say
-	if has, known := hasModule(root, release, "tun"); known && !has && !built {
-		return none("/%s has no driver: Linux %s has no module tun", tunPath, release)
-	}
-	return ok("/%s; the kernel has its driver or loads it", tunPath)
+	return broken(api.ExitNoTUN, "`kubevpn connect` fails; `kubevpn connect --socks` and `kubevpn run --socks` work",
+		fix, "/%s %s", tunPath, cause)
 }
 
 // hasModule reports whether the kernel has a module, loaded or not. known is false if the machine does not tell.
 func hasModule(root fs.FS, release, name string) (has, known bool) {
-	if _, err := fs.Stat(root, "sys/module/"+name); err == nil {
-		return true, true
-	}
+	_, err := fs.Stat(root, "sys/module/"+name)
+	has, known = err == nil, err == nil
 	for _, list := range []string{"modules.builtin", "modules.dep"} {
 		text, err := fs.ReadFile(root, path.Join("lib/modules", release, list))
-		if err != nil {
-			continue
-		}
-		if known = true; strings.Contains(string(text), "/"+name+".ko") {
-			return true, true
-		}
+		has, known = has || strings.Contains(string(text), "/"+name+".ko"), known || err == nil
 	}
-	return false, known
+	return has, known
 }
 
 // lacksNFTables returns why a root helper cannot use nftables, or nil. known is false if only root can tell.
@@ -132,9 +124,8 @@ func nftables(context.Context, *facts) api.Finding {
 	err, known := lacksNFTables()
 	switch {
 	case err != nil:
-		return warning("nftables cannot be used: "+err.Error(),
-			"without systemd-resolved, kubevpn edits resolv.conf; neighbours of a machine that forwards packets can "+
-				"enter the tunnel", "sudo modprobe nf_tables")
+		return warning("without systemd-resolved, kubevpn edits resolv.conf; neighbours of a machine that forwards "+
+			"packets can enter the tunnel", "sudo modprobe nf_tables", "nftables cannot be used: %v", err)
 	case !known:
 		return skipped("only root can see whether the kernel has nf_tables; most have it")
 	}
@@ -144,9 +135,8 @@ func nftables(context.Context, *facts) api.Finding {
 // rootCapability checks whether root may configure networks, which a container can forbid.
 func rootCapability() api.Finding {
 	if !sandbox.HasCapability(unix.CAP_NET_ADMIN) {
-		return failed(api.Errorf(api.ExitNetwork, "this is root without the capability NET_ADMIN").
-			WithHint("docker run --cap-add NET_ADMIN --device /dev/net/tun ...\n"+withoutDevice),
-			"`kubevpn connect` cannot create its device")
+		return broken(api.ExitNetwork, "`kubevpn connect` cannot create its device", inContainer,
+			"this is root without the capability NET_ADMIN")
 	}
 	return ok("this is root, with the capability NET_ADMIN")
 }
@@ -155,12 +145,9 @@ func rootCapability() api.Finding {
 func storage(_ context.Context, f *facts) api.Finding {
 	dir := ancestor(f.Paths.StateDir)
 	const effect = "the daemon cannot write its log and its key"
-	cannot := func(format string, args ...any) api.Finding {
-		return failed(api.Errorf(api.ExitDaemon, format, args...).
-			WithHint("XDG_STATE_HOME=/a/directory/with/space kubevpn connect"), effect)
-	}
+	const fix = "XDG_STATE_HOME=/a/directory/with/space kubevpn connect"
 	if err := unix.Access(dir, unix.W_OK); err != nil {
-		return cannot("cannot write to %s: %w", dir, err)
+		return broken(api.ExitDaemon, effect, fix, "cannot write to %s: %v", dir, err)
 	}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {
@@ -168,7 +155,7 @@ func storage(_ context.Context, f *facts) api.Finding {
 	}
 	free := stat.Bavail * uint64(stat.Bsize)
 	if free < leastSpace {
-		return cannot("%s has only %s of free space", dir, humanize.IBytes(free))
+		return broken(api.ExitDaemon, effect, fix, "%s has only %s of free space", dir, humanize.IBytes(free))
 	}
 	return ok("%s of free space in %s", humanize.IBytes(free), dir)
 }
@@ -184,9 +171,9 @@ func portsIn(root fs.FS) api.Finding {
 		return skipped("cannot read /%s: %v", setting, err)
 	}
 	if n := high - low + 1; n < leastPorts {
-		return warning(fmt.Sprintf("this machine has only %d local ports for outgoing connections (%d to %d)", n, low,
-			high), "programs with many connections fail with \"cannot assign requested address\"",
-			"sudo sysctl net.ipv4.ip_local_port_range='32768 60999'")
+		return warning("programs with many connections fail with \"cannot assign requested address\"",
+			"sudo sysctl net.ipv4.ip_local_port_range='32768 60999'",
+			"this machine has only %d local ports for outgoing connections (%d to %d)", n, low, high)
 	}
 	return ok("%d local ports for outgoing connections", high-low+1)
 }

@@ -22,9 +22,9 @@ func (f *facts) lookForManager(ctx context.Context) (install.Inspection, error) 
 		Namespace: f.Settings.ManagerNamespace, FallbackNamespace: f.prepared.Namespace, Image: f.Settings.Image,
 	})
 	if err != nil {
-		return i, f.cluster.Explain(err) // also checkTimeout
+		err = f.cluster.Explain(err) // also checkTimeout
 	}
-	return i, nil
+	return i, err
 }
 
 // managerHere checks whether there is a usable traffic manager, or the user may install one.
@@ -56,17 +56,15 @@ func managerOf(m install.Inspection) api.Finding {
 	const effect = "`kubevpn connect` fails"
 	switch {
 	case len(m.Lacking) > 0:
-		doing := "install the traffic manager"
+		doing := "install"
 		if m.Installed {
-			doing = "use the traffic manager"
+			doing = "use"
 		}
-		return failed(api.Errorf(api.ExitPermission,
-			"you may not %s in the namespace %s: this requires the right to %s", doing, m.Namespace,
-			api.Some(m.Lacking, len(m.Lacking))).
-			WithHint("ask a cluster admin to run\n%s", m.Ask), effect)
+		return broken(api.ExitPermission, effect, "ask a cluster admin to run\n"+m.Ask, "you may not %s the traffic "+
+			"manager in the namespace %s: this requires the right to %s", doing, m.Namespace, api.Join(m.Lacking))
 	case m.Starting:
-		return warning(m.Problem.Message, "`kubevpn connect` waits until it is ready, for a limited time",
-			m.Problem.Hint)
+		return warning("`kubevpn connect` waits until it is ready, for a limited time", m.Problem.Hint, "%s",
+			m.Problem.Message)
 	case m.Problem != nil:
 		return failed(m.Problem, effect)
 	case !m.Installed:
@@ -104,9 +102,9 @@ func managerVersion(_ context.Context, f *facts) api.Finding {
 	if manager == own {
 		return ok("%s, as this program", own)
 	}
-	return warning(fmt.Sprintf("the traffic manager is kubevpn %s, and this is %s", manager, own),
-		"they understand each other; features of the newer one may be missing",
-		"kubevpn connect --upgrade   # or install kubevpn "+api.ShellQuote(manager))
+	return warning("they understand each other; features of the newer one may be missing",
+		"kubevpn connect --upgrade   # or install kubevpn "+api.ShellQuote(manager),
+		"the traffic manager is kubevpn %s, and this is %s", manager, own)
 }
 
 // managerRights checks whether the traffic manager has its rights.
@@ -117,9 +115,9 @@ func managerRights(_ context.Context, f *facts) api.Finding {
 	case len(f.missing) == 0:
 		return ok("it may read Services, endpoints, nodes and networks")
 	default:
-		return warning("the traffic manager may not "+strings.Join(f.missing, ", "),
-			"ClusterIPs, short names or networks of the cluster are incomplete",
-			"ask a cluster admin to run\nkubevpn install --manager-namespace "+api.ShellQuote(m.Namespace))
+		return warning("ClusterIPs, short names or networks of the cluster are incomplete",
+			"ask a cluster admin to run\nkubevpn install --manager-namespace "+api.ShellQuote(m.Namespace),
+			"the traffic manager may not %s", api.Join(f.missing))
 	}
 }
 
@@ -149,7 +147,8 @@ func admissionOf(namespace string, err error) api.Finding {
 	case e.Code == api.ExitNetstack:
 		return ok("%s, and does not admit the gateway of the system netstack: `connect` uses gvisor", namespace)
 	case e.Code == api.ExitPermission:
-		return warning(e.Message, "the system netstack is not available to you: `kubevpn connect` uses gvisor", e.Hint)
+		return warning("the system netstack is not available to you: `kubevpn connect` uses gvisor", e.Hint, "%s",
+			e.Message)
 	default:
 		return skipped("%s; whether it admits the gateway of the system netstack is unknown: %v", namespace, e)
 	}
@@ -183,22 +182,22 @@ func proxyOf(p client.KubeProxy, modes map[client.KubeProxyMode][]string) api.Fi
 	}
 	switch {
 	case p.Mode == client.KubeProxyIPVS && !strings.HasPrefix(p.By, "kube-router "):
-		return warning("kube-proxy serves ClusterIPs with IPVS, by "+p.By,
-			"Kubernetes turns IPVS off by default in 1.40, where nftables becomes the default, and removes it in "+
-				"1.43 (KEP-5495). `connect` uses gvisor, because masqueraded packets do not always get "+
-				"through IPVS", "kubectl -n kube-system edit configmap kube-proxy   # mode: nftables, then\n"+
-				"kubectl -n kube-system rollout restart daemonset kube-proxy")
+		return warning("Kubernetes turns IPVS off by default in 1.40, where nftables becomes the default, and removes "+
+			"it in 1.43 (KEP-5495). `connect` uses gvisor, because masqueraded packets do not always get through IPVS",
+			"kubectl -n kube-system edit configmap kube-proxy   # mode: nftables, then\n"+
+				"kubectl -n kube-system rollout restart daemonset kube-proxy",
+			"kube-proxy serves ClusterIPs with IPVS, by %s", p.By)
 	case p.PodSockets:
-		return warning(p.String()+"; socketLB.hostNamespaceOnly is off",
-			"Cilium serves ClusterIPs at the sockets of pods, and packets that the system netstack forwards pass "+
-				"none: Services may not answer with --netstack system. `connect` uses gvisor",
-			"helm upgrade cilium cilium/cilium -n kube-system --reuse-values --set socketLB.hostNamespaceOnly=true")
+		return warning("Cilium serves ClusterIPs at the sockets of pods, and packets that the system netstack forwards "+
+			"pass none: Services may not answer with --netstack system. `connect` uses gvisor",
+			"helm upgrade cilium cilium/cilium -n kube-system --reuse-values --set socketLB.hostNamespaceOnly=true",
+			"%v; socketLB.hostNamespaceOnly is off", p)
 	case p.Mode == client.KubeProxyUnknown:
 		return skipped("the mode is unknown: %s", p.By)
 	case p.Mode == client.KubeProxyNone && p.Replacement == "":
-		return warning("no kube-proxy serves ClusterIPs, judging by "+p.By,
-			"kubevpn resolves ClusterIPs itself, with the gvisor netstack; the system netstack does not reach them",
-			"kubevpn connect --netstack gvisor   # what `auto` chooses here")
+		return warning("kubevpn resolves ClusterIPs itself, with the gvisor netstack; the system netstack does not "+
+			"reach them", "kubevpn connect --netstack gvisor   # what `auto` chooses here",
+			"no kube-proxy serves ClusterIPs, judging by %s", p.By)
 	}
 	return ok("%s", p.String())
 }
@@ -239,15 +238,15 @@ func upgradesOf(spdy, websocket *api.Error, proxy string) api.Finding {
 	case spdy == nil:
 		return ok("port-forwards pass by SPDY, which kubevpn prefers; not by WebSocket: %s", websocket.Message)
 	case websocket == nil:
-		return warning(fmt.Sprintf("%s blocks SPDY: %s", proxy, spdy.Message),
-			"port-forwards use WebSocket, which is slower by a fifth to a half; the first one may wait for 5 s",
-			"# let it pass the header `Upgrade: SPDY/3.1`; kubevpn works without it:\nkubevpn connect")
+		return warning("port-forwards use WebSocket, which is slower by a fifth to a half; the first one may wait for "+
+			"5 s", "# let it pass the header `Upgrade: SPDY/3.1`; kubevpn works without it:\nkubevpn connect",
+			"%s blocks SPDY: %s", proxy, spdy.Message)
 	case spdy.Code == api.ExitPermission:
 		return skipped("%s", spdy.Message)
 	}
-	return failed(api.Errorf(websocket.Code, "port-forwards pass neither by SPDY (%s) nor by WebSocket (%s)",
-		spdy.Message, websocket.Message).WithHint("kubectl port-forward   # it fails the same way: %s must forward "+
-		"the headers Connection and Upgrade", proxy), "`kubevpn connect` and `kubectl exec` fail")
+	return broken(websocket.Code, "`kubevpn connect` and `kubectl exec` fail", "kubectl port-forward   # it fails the "+
+		"same way: "+proxy+" must forward the headers Connection and Upgrade",
+		"port-forwards pass neither by SPDY (%s) nor by WebSocket (%s)", spdy.Message, websocket.Message)
 }
 
 // transportCheck returns the check of one transport.
@@ -272,8 +271,8 @@ func transportOf(t api.Transport) api.Finding {
 		if t.Name == api.TransportDirect {
 			return ok("not reachable from this machine, as in most clusters: %s", t.Reason)
 		}
-		return warning(t.Name+" does not work: "+t.Reason, "the connection uses port-forward, which is slower",
-			"kubevpn connect --transport "+t.Name+"   # says more")
+		return warning("the connection uses port-forward, which is slower",
+			"kubevpn connect --transport "+t.Name+"   # says more", "%s does not work: %s", t.Name, t.Reason)
 	}
 	return ok("round trip %.1f ms", t.Seconds*1e3)
 }

@@ -38,8 +38,8 @@ func resolver(ctx context.Context, f *facts) api.Finding {
 		return skipped("%v", err)
 	}
 	if err != nil {
-		return failed(api.Errorf(api.ExitNetwork, "cannot read the machine's nameservers: %w", err).
-			WithHint("ls -l /etc/resolv.conf"), "names do not resolve")
+		return broken(api.ExitNetwork, "names do not resolve", "ls -l /etc/resolv.conf",
+			"cannot read the machine's nameservers: %v", err)
 	}
 	status, err := f.status()
 	return resolverOf(i, status != nil || err != nil, changesAgain(ctx, i))
@@ -56,25 +56,23 @@ func changesAgain(ctx context.Context, i osdns.Inspection) bool {
 
 // resolverOf judges name resolution. running: a daemon runs. fought: a program keeps writing resolv.conf.
 func resolverOf(i osdns.Inspection, running, fought bool) api.Finding {
-	switch {
+	switch warnings := strings.Join(i.Warnings, "; "); {
 	case i.Mode == osdns.ModeNone:
-		return failed(api.Errorf(api.ExitNetwork, "no method to resolve cluster names fits this machine: %s",
-			strings.Join(i.Warnings, "; ")).WithHint("sudo modprobe nf_tables"),
-			"`kubevpn connect` fails")
+		return broken(api.ExitNetwork, "`kubevpn connect` fails", "sudo modprobe nf_tables",
+			"no method to resolve cluster names fits this machine: %s", warnings)
 	case fought:
-		return warning(fmt.Sprintf("%s keeps changing %s", cmp.Or(i.Writer, "another program"), i.File),
-			"programs may use other nameservers from one moment to the next; kubevpn follows each change",
-			"stop the program that writes the file: sudo lsof /etc/resolv.conf; ls -l /etc/resolv.conf")
+		return warning("programs may use other nameservers from one moment to the next; kubevpn follows each change",
+			"stop the program that writes the file: sudo lsof /etc/resolv.conf; ls -l /etc/resolv.conf",
+			"%s keeps changing %s", cmp.Or(i.Writer, "another program"), i.File)
 	case i.Edited && !running:
-		return warning(i.File+" still has the edit of a kubevpn that was killed", "names do not resolve",
-			"kubevpn connect   # its root helper puts the original back first")
+		return warning("names do not resolve", "kubevpn connect   # its root helper puts the original back first",
+			"%s still has the edit of a kubevpn that was killed", i.File)
 	case i.Mode == osdns.ModeFile:
-		return warning("kubevpn will edit "+i.File+": "+strings.Join(i.Warnings, "; "),
-			"another program that writes the file takes cluster names away until kubevpn edits it again",
-			"sudo modprobe nf_tables   # or install systemd-resolved")
-	case len(i.Warnings) > 0:
-		return warning(strings.Join(i.Warnings, "; "), "some programs do not find cluster names",
-			"sudo ln -sf /run/systemd/resolve/stub-resolv.conf /etc/resolv.conf   # with systemd-resolved")
+		return warning("another program that writes the file takes cluster names away until kubevpn edits it again",
+			"sudo modprobe nf_tables   # or install systemd-resolved", "kubevpn will edit %s: %s", i.File, warnings)
+	case warnings != "":
+		return warning("some programs do not find cluster names", "sudo ln -sf "+
+			"/run/systemd/resolve/stub-resolv.conf /etc/resolv.conf   # with systemd-resolved", "%s", warnings)
 	}
 	managed := ""
 	if i.Writer != "" {
@@ -110,14 +108,14 @@ func nameserversOf(servers []netip.AddrPort, silent []string) api.Finding {
 	const fix = "resolvectl status; cat /etc/resolv.conf   # restart the VPN or the network that set this nameserver"
 	switch {
 	case len(names) == 0:
-		return warning("this machine has no nameserver", "public names do not resolve", fix)
+		return warning("public names do not resolve", fix, "this machine has no nameserver")
 	case len(bad) == len(names):
-		return failed(api.Errorf(api.ExitNetwork, "no nameserver of this machine answers: %s", strings.Join(bad, ", ")).
-			WithHint("%s", fix), "names do not resolve, that of the API server among them")
+		return broken(api.ExitNetwork, "names do not resolve, that of the API server among them", fix,
+			"no nameserver of this machine answers: %s", api.Join(bad))
 	case len(bad) > 0:
-		return warning("nameservers do not answer: "+strings.Join(bad, ", "), "names resolve slowly", fix)
+		return warning("names resolve slowly", fix, "nameservers do not answer: %s", api.Join(bad))
 	}
-	return ok("%s answer", strings.Join(names, ", "))
+	return ok("%s answer", api.Join(names))
 }
 
 // unanswered queries a nameserver, and returns why there is no answer, or "". Any answer will do.

@@ -22,10 +22,14 @@ func otherVPNs(context.Context, *facts) api.Finding {
 		return skipped("%v", err)
 	}
 	if err != nil {
-		return failed(api.Errorf(api.ExitNetwork, "cannot read this machine's routes: %w", err).
-			WithHint("ip route show table all"), "kubevpn cannot see what its routes would hide")
+		return routesUnread(err)
 	}
 	return vpnsOf(tunnels)
+}
+
+func routesUnread(err error) api.Finding {
+	return broken(api.ExitNetwork, "kubevpn cannot see what its routes would hide", "ip route show table all",
+		"cannot read this machine's routes: %v", err)
 }
 
 func vpnsOf(tunnels []route.Tunnel) api.Finding {
@@ -43,11 +47,11 @@ func vpnsOf(tunnels []route.Tunnel) api.Finding {
 	}
 	switch {
 	case len(all) > 0:
-		return warning("another VPN takes all traffic of this machine: "+strings.Join(all, ", "),
-			"the connection to the API server goes through it, and pauses when it ends. If the VPN filters what is "+
-				"not its own, or its routes are in a table before the main one, cluster addresses do not answer", fix)
+		return warning("the connection to the API server goes through it, and pauses when it ends. If the VPN filters "+
+			"what is not its own, or its routes are in a table before the main one, cluster addresses do not answer",
+			fix, "another VPN takes all traffic of this machine: %s", api.Join(all))
 	case len(some) > 0:
-		return ok("other tunnels: %s", strings.Join(some, ", "))
+		return ok("other tunnels: %s", api.Join(some))
 	}
 	return ok("there is none")
 }
@@ -68,8 +72,7 @@ func overlap(ctx context.Context, f *facts) api.Finding {
 	seen, err := f.Foresee(found, api.ConnectRequest{ConnectSettings: f.Settings}, f.cluster.Addresses(),
 		devices, f.cluster.InPod())
 	if err != nil {
-		return failed(api.Errorf(api.ExitNetwork, "cannot read this machine's routes: %w", err).
-			WithHint("ip route show table all"), "kubevpn cannot see what its routes would hide")
+		return routesUnread(err)
 	}
 	return foreseen(seen)
 }
@@ -95,8 +98,8 @@ func foreseen(seen api.Foresight) api.Finding {
 	}
 	i := slices.IndexFunc(seen.Warnings, func(w string) bool { return strings.Contains(w, " overlaps ") })
 	if i >= 0 {
-		return warning(seen.Warnings[i], "programs do not reach that part of the cluster",
-			"kubevpn connect --extra-cidr CIDR   # routes it, and hides the local network")
+		return warning("programs do not reach that part of the cluster",
+			"kubevpn connect --extra-cidr CIDR   # routes it, and hides the local network", "%s", seen.Warnings[i])
 	}
 	routes := slices.Clone(seen.Routes)
 	slices.SortFunc(routes, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
