@@ -45,7 +45,6 @@ func checks() []check {
 		{sectionCluster, "manager", "answer", managerHere},
 		{sectionCluster, checkRights, "answer", rights},
 		{sectionCluster, "kube-proxy", "answer", kubeProxy},
-		{sectionCluster, "pod security", "answer", podSecurity},
 
 		{sectionTransports, "session", "manager", session},
 		{sectionTransports, "version", "session", managerVersion},

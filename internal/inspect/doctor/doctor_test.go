@@ -326,22 +326,6 @@ func TestManagerRights(t *testing.T) {
 	finding{warns, 0, "may not list nodes, list services", "kubevpn install --manager-namespace team"}.check(t, managerRights(t.Context(), f))
 }
 
-func TestAdmissionOf(t *testing.T) {
-	denied := api.Errorf(api.ExitPermission, "this requires the right to patch pods/ephemeralcontainers").WithHint("kubectl create role")
-	for name, tt := range map[string]struct {
-		err  error
-		want finding
-	}{
-		"admitted":       {nil, finding{fine, 0, `ns enforces "x", and admits the gateway`, ""}},
-		"not admitted":   {api.Errorf(api.ExitNetstack, "pod security"), finding{fine, 0, `ns enforces "x", and does not admit the gateway`, ""}},
-		"no right":       {denied, finding{warns, 0, "the right to patch pods/ephemeralcontainers", "kubectl create role"}},
-		"no answer":      {context.DeadlineExceeded, finding{passed, 0, "unknown: context deadline exceeded", ""}},
-		"pod is missing": {api.Errorf(api.ExitNotReady, "m-1 no longer exists"), finding{passed, 0, "unknown: m-1 no longer exists", ""}},
-	} {
-		t.Run(name, func(t *testing.T) { tt.want.check(t, admissionOf(`ns enforces "x"`, tt.err)) })
-	}
-}
-
 func TestProxyOf(t *testing.T) {
 	for name, tt := range map[string]struct {
 		p     client.KubeProxy

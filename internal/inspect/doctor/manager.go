@@ -121,39 +121,6 @@ func managerRights(_ context.Context, f *facts) api.Finding {
 	}
 }
 
-// podSecurity says what the manager's namespace admits. Only the system netstack needs more than "restricted".
-func podSecurity(ctx context.Context, f *facts) api.Finding {
-	m, err := f.manager()
-	if err != nil {
-		return skipped("the namespace of the traffic manager is unknown: %v", err)
-	}
-	level := "enforces no Pod Security level, or you may not see it"
-	if m.Security != "" {
-		level = fmt.Sprintf("enforces %q", m.Security)
-	}
-	if m.Pod == "" {
-		return ok("the namespace %s %s; the traffic manager needs no more than \"restricted\"", m.Namespace, level)
-	}
-	err = install.MayAddGateway(ctx, f.cluster,
-		install.GatewayOptions{Namespace: m.Namespace, Pod: m.Pod, Image: m.Image})
-	return admissionOf(fmt.Sprintf("the namespace %s %s", m.Namespace, level), err)
-}
-
-// admissionOf judges the result of install.MayAddGateway. namespace says what the manager's namespace enforces.
-func admissionOf(namespace string, err error) api.Finding {
-	switch e := api.AsError(err); {
-	case e == nil:
-		return ok("%s, and admits the gateway of the system netstack", namespace)
-	case e.Code == api.ExitNetstack:
-		return ok("%s, and does not admit the gateway of the system netstack: `connect` uses gvisor", namespace)
-	case e.Code == api.ExitPermission:
-		return warning("the system netstack is not available to you: `kubevpn connect` uses gvisor", e.Hint, "%s",
-			e.Message)
-	default:
-		return skipped("%s; whether it admits the gateway of the system netstack is unknown: %v", namespace, e)
-	}
-}
-
 // kubeProxy finds out what serves ClusterIPs.
 func kubeProxy(ctx context.Context, f *facts) api.Finding {
 	m, _ := f.manager() // without its node, KubeProxy compares the annotations of all nodes
