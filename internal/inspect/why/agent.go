@@ -26,12 +26,11 @@ func (l *landing) mine() bool { return l.to != nil && l.to.Mine }
 // land returns where an agent saw the request. It prefers an agent that sent it to this machine.
 func (j *judge) land() (best *landing) {
 	for n := range j.Traces {
-		i := &j.Traces[n]
-		for _, p := range i.Pods {
-			for m := range cmp.Or(p.Trace, new(api.AgentTrace)).Requests {
-				l := &landing{intercept: i, pod: p.Pod, request: &p.Trace.Requests[m]}
-				if to := l.request.To; to >= 0 && to < len(l.request.Claims) {
-					l.to = &l.request.Claims[to]
+		for _, p := range j.Traces[n].Pods {
+			for _, r := range cmp.Or(p.Trace, new(api.AgentTrace)).Requests {
+				l := &landing{intercept: &j.Traces[n], pod: p.Pod, request: &r}
+				if r.To >= 0 && r.To < len(r.Claims) {
+					l.to = &r.Claims[r.To]
 				}
 				if best == nil || l.mine() && !best.mine() {
 					best = l
@@ -59,7 +58,11 @@ func (j *judge) agent() finding {
 	case l == nil:
 		return j.unseen()
 	case l.mine():
-		return found(api.HopOK, "the agent of pod %s sends it to %s: %s", l.pod, targetName(l.intercept), l.to.Match)
+		target := "this machine"
+		if l.intercept.Clone {
+			target = "your clone"
+		}
+		return found(api.HopOK, "the agent of pod %s sends it to %s: %s", l.pod, target, l.to.Match)
 	case l.to != nil:
 		return failed(api.ExitOtherMatch, "the agent of pod %s sends it to %s, whose match is %s", l.pod, l.to.Owner,
 			l.to.Match).with(tried(l.request)...).
@@ -68,13 +71,6 @@ func (j *judge) agent() finding {
 		return j.lost()
 	}
 	return found(api.HopOK, "the agent of pod %s sends it to the application", l.pod).with(tried(l.request)...)
-}
-
-func targetName(i *api.InterceptTrace) string {
-	if i.Clone {
-		return "your clone"
-	}
-	return "this machine"
 }
 
 // tried describes the claims that an agent tried.
@@ -128,7 +124,7 @@ func (j *judge) unseen() finding {
 			continue
 		}
 		changes = append(changes, i.Changes...)
-		if f, direct := j.unseenAt(i); direct {
+		if f := j.unseenAt(i); f.Verdict != "" {
 			return f.with(changes...)
 		}
 		if client, pod := j.older(i); client.IsValid() {
@@ -141,13 +137,10 @@ func (j *judge) unseen() finding {
 	return found(api.HopSkipped, "no agent of your intercepts saw it").with(append(changes, j.others()...)...)
 }
 
-// unseenAt is unseen for an intercept. direct is false if the request was not for its pods.
-func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
-	if i.Namespace != j.Namespace {
-		return finding{}, false
-	}
+// unseenAt is unseen for an intercept. It returns no finding if the request was not for its pods.
+func (j *judge) unseenAt(i *api.InterceptTrace) finding {
 	var without, silent []string
-	mesh, inMesh := "", ""
+	mesh, inMesh, direct := "", "", false
 	for _, e := range j.ready {
 		n := slices.IndexFunc(i.Pods, func(p api.PodTrace) bool { return p.Pod == e.name })
 		if n < 0 {
@@ -166,28 +159,26 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 		}
 	}
 	switch {
-	case !direct:
-		return finding{}, false
+	case !direct || i.Namespace != j.Namespace:
+		return finding{}
 	case mesh != "":
 		return failed(api.ExitMesh, "%s takes it before the agent of pod %s", mesh, inMesh).
-			hint("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh."), true
+			hint("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh.")
 	case len(silent) > 0:
-		return found(api.HopUnknown, "an agent did not tell what it saw: %s", silent[0]).with(silent[1:]...), true
+		return found(api.HopUnknown, "an agent did not tell what it saw: %s", silent[0]).with(silent[1:]...)
 	case len(without) > 0:
 		return failed(api.ExitNoAgent, "it went to a pod without your agent, which intercepts %s: %s", i.Workload,
 			without[0]).
 			with(without[1:]...).
-			hint("`kubevpn status` shows the pods of the intercept; `kubevpn proxy` again adds agents."), true
+			hint("`kubevpn status` shows the pods of the intercept; `kubevpn proxy` again adds agents.")
 	case j.Request.URL.Scheme == "https":
-		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS "+
-			"there"), true
-	}
-	if j.Pod != nil && j.Trip.TakenAt.IsValid() {
+		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS there")
+	case j.Pod != nil && j.Trip.TakenAt.IsValid():
 		return failed(api.ExitMesh, "the agents of %s did not see it: port %d of pod %s, which sent it, takes it "+
 			"before them", i.Workload, j.Trip.TakenAt.Port(), j.Source.Name).
-			hint("The service mesh of that pod decides where the request goes."), true
+			hint("The service mesh of that pod decides where the request goes.")
 	}
-	return found(api.HopNote, "the agents of %s did not see it: something takes it before them", i.Workload), true
+	return found(api.HopNote, "the agents of %s did not see it: something takes it before them", i.Workload)
 }
 
 // older returns a connection that is older than an agent of the intercept, which therefore does not see its requests.
@@ -219,19 +210,15 @@ func (j *judge) others() (notes []string) {
 // program judges the program of this machine.
 func (j *judge) program() finding {
 	l := j.landed
-	if l == nil || !l.mine() {
+	if l == nil || !l.mine() || l.intercept.Clone {
 		return found(api.HopSkipped, "the request is not for this machine")
 	}
-	if l.intercept.Clone {
-		return found(api.HopSkipped, "the request is for your clone")
-	}
-	n := slices.IndexFunc(l.intercept.Ports, func(p api.PortMap) bool {
+	place := api.Find(l.intercept.Ports, func(p api.PortMap) bool {
 		return p.Protocol == "tcp" && p.Container == l.request.Port
 	})
-	if n < 0 {
+	if place == nil {
 		return found(api.HopUnknown, "port %d of the pod has no port of this machine", l.request.Port)
 	}
-	place := l.intercept.Ports[n]
 	switch s := j.Local[place.Place()]; {
 	case s.Tried() && !s.Done:
 		return failed(api.ExitLocalPort, "nothing listens on %s: %s", place.Where(), s.Error).

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
@@ -76,29 +75,22 @@ func (f *facts) endpoints() (all []endpoint) {
 	if f.Service == nil {
 		return f.endpointOfPod()
 	}
-	port := servicePort(f.Service, f.Port)
+	port := cmp.Or(servicePort(f.Service, f.Port), new(corev1.ServicePort))
 	for _, s := range f.Slices {
-		if number, ok := portIn(s, port, f.Port, isHeadless(f.Service)); ok {
+		to := api.Find(s.Ports, func(p discoveryv1.EndpointPort) bool {
+			return port.Port > 0 && p.Port != nil && ptr.Deref(p.Name, "") == port.Name
+		})
+		if isHeadless(f.Service) {
+			to = &discoveryv1.EndpointPort{Port: ptr.To(int32(f.Port))}
+		}
+		if to != nil {
 			for _, e := range s.Endpoints {
-				all = append(all, f.endpoint(e, number)...)
+				all = append(all, f.endpoint(e, uint16(*to.Port))...)
 			}
 		}
 	}
 	slices.SortFunc(all, func(a, b endpoint) int { return a.to.Compare(b.to) })
 	return slices.CompactFunc(all, func(a, b endpoint) bool { return a.to == b.to })
-}
-
-// portIn returns the port of the endpoints of a slice to which a port of the Service leads.
-func portIn(s discoveryv1.EndpointSlice, port *corev1.ServicePort, asked uint16, headless bool) (uint16, bool) {
-	if headless {
-		return asked, true
-	}
-	for _, p := range s.Ports {
-		if port != nil && p.Port != nil && (p.Name == nil && port.Name == "" || p.Name != nil && *p.Name == port.Name) {
-			return uint16(*p.Port), true
-		}
-	}
-	return 0, false
 }
 
 // endpoint returns the endpoints of a slice's entry with a port.
@@ -107,7 +99,8 @@ func (f *facts) endpoint(from discoveryv1.Endpoint, port uint16) (all []endpoint
 	e := endpoint{node: ptr.Deref(from.NodeName, ""), ready: ptr.Deref(c.Ready, true)}
 	e.serving = ptr.Deref(c.Serving, e.ready)
 	if ref := from.TargetRef; ref != nil && ref.Kind == "Pod" {
-		e.name, e.pod = ref.Name, f.podNamed(ref.Name)
+		e.name = ref.Name
+		e.pod = api.Find(f.Pods, func(p corev1.Pod) bool { return p.Name == ref.Name })
 	}
 	for _, address := range from.Addresses {
 		if ip, err := netip.ParseAddr(address); err == nil {
@@ -129,10 +122,6 @@ func (f *facts) endpointOfPod() []endpoint {
 		}
 	}
 	return nil
-}
-
-func (f *facts) podNamed(name string) *corev1.Pod {
-	return api.Find(f.Pods, func(p corev1.Pod) bool { return p.Name == name })
 }
 
 // unready returns why a pod is not ready.
@@ -172,14 +161,6 @@ func declared(p *corev1.Pod) (ports []corev1.ContainerPort) {
 		}
 	}
 	return ports
-}
-
-// targetOf returns the targetPort of a Service's port, for people.
-func targetOf(p *corev1.ServicePort) string {
-	if p.TargetPort == (intstr.IntOrString{}) {
-		return fmt.Sprint(p.Port)
-	}
-	return p.TargetPort.String()
 }
 
 // selectorOf returns the selector of a Service, for people.

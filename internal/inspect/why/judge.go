@@ -63,7 +63,7 @@ const (
 	objectEndpointSlices object = "endpointslices"
 	objectPods           object = "pods"
 	objectPolicies       object = "networkpolicies"
-	objectManager        object = "manager"
+	objectManager        object = "the pod of the traffic manager"
 	objectAgents         object = "agents"
 )
 
@@ -340,7 +340,7 @@ func (j *judge) balancer() finding {
 		return f
 	}
 	if port != nil && !isHeadless(s) {
-		what += fmt.Sprintf(" port %d → %s", j.Port, targetOf(port))
+		what += fmt.Sprintf(" port %d → %v", j.Port, &port.TargetPort)
 	}
 	f := found(api.HopOK, "%s: %d of %d endpoints are ready", what, len(j.ready), len(j.all)).with(j.choice(s))
 	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
@@ -381,7 +381,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 		return finding{}, false
 	case len(j.all) == 0 && port != nil && slices.ContainsFunc(j.Pods, isReady):
 		f = failed(api.ExitTargetPort, "%s port %d has the targetPort %q, and no pod has a port of that name; they "+
-			"declare %s", what, j.Port, targetOf(port), listPorts(declared(&j.Pods[0]))).
+			"declare %s", what, j.Port, port.TargetPort.String(), listPorts(declared(&j.Pods[0]))).
 			hint("Change targetPort of the Service, or name the port of the container so.")
 	case len(j.all)+len(j.Pods) > 0:
 		f = failed(api.ExitNoEndpoint, "no endpoint of %s is ready", what).
@@ -418,9 +418,8 @@ func (j *judge) choice(s *corev1.Service) string {
 	case len(j.ready) == 1:
 		return "the traffic manager sends to " + j.ready[0].String() + ", the only one"
 	}
-	is := func(s api.Setting) bool { return s.Key == "scheduler" }
-	setting := cmp.Or(api.Find(j.Connection.Settings, is), &api.Setting{Value: "rr"})
-	return fmt.Sprintf("the traffic manager chooses one (%s)", setting.Value)
+	setting := api.Find(j.Connection.Settings, func(s api.Setting) bool { return s.Key == "scheduler" })
+	return "the traffic manager chooses one (" + cmp.Or(setting, &api.Setting{Value: "rr"}).Value + ")"
 }
 
 // unready tells why pods of the Service are not ready.

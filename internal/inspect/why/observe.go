@@ -3,6 +3,7 @@ package why
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -14,9 +15,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -139,7 +140,7 @@ func (o *observer) observe(ctx context.Context) {
 	all.Go(func() {
 		namespace := o.Connection.ManagerNamespace
 		if o.Pod == nil {
-			o.readManager(ctx)
+			o.Source = get(ctx, o, objectManager, o.Connection.ManagerPod, o.Kube.CoreV1().Pods(namespace).Get)
 		} else {
 			namespace = o.Pod.Namespace
 		}
@@ -200,20 +201,33 @@ func (o *observer) readTarget(ctx context.Context, host string) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		o.readAddress(ctx, ip)
 	} else if o.Name != "" {
-		o.readService(ctx)
+		o.Service = get(ctx, o, objectServices, o.Name, o.Kube.CoreV1().Services(o.Namespace).Get)
+		o.Certain = o.Certain || o.Service != nil
 	}
-	var all sync.WaitGroup
+	var reads sync.WaitGroup
 	if o.Service != nil || len(o.Pods) > 0 {
-		all.Go(func() { o.readPolicies(ctx, o.Namespace) }) // the namespace may be the source's: both reads agree
+		reads.Go(func() { o.readPolicies(ctx, o.Namespace) }) // the namespace may be the source's: both reads agree
 	}
 	if o.Service != nil {
-		all.Go(func() { o.readSlices(ctx) })
-		all.Go(func() { o.readPods(ctx) })
+		reads.Go(func() {
+			o.Slices = list(ctx, o, objectEndpointSlices, o.Kube.DiscoveryV1().EndpointSlices(o.Namespace).List,
+				all[discoveryv1.EndpointSlice],
+				metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: o.Name}.String()})
+		})
+	}
+	if o.Service != nil && len(o.Service.Spec.Selector) > 0 {
+		reads.Go(func() {
+			pods := read(ctx, o, objectPods, func(ctx context.Context) (*corev1.PodList, error) {
+				selector := labels.Set(o.Service.Spec.Selector).String()
+				return o.Kube.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: maxPods})
+			})
+			o.Pods = cmp.Or(pods, new(corev1.PodList)).Items
+		})
 	}
 	if o.Certain {
-		all.Go(func() { o.askClusterDNS(ctx) })
+		reads.Go(func() { o.askClusterDNS(ctx) })
 	}
-	all.Wait()
+	reads.Wait()
 }
 
 // askClusterDNS asks a server of cluster DNS itself for the Service's name.
@@ -229,147 +243,103 @@ func (o *observer) askClusterDNS(ctx context.Context) {
 	}
 }
 
-// read returns what get reads within readTimeout. If that fails, read notes why and returns the zero value.
-func read[T any](ctx context.Context, o *observer, what object, text string,
-	get func(context.Context) (T, error)) T {
+// read returns what from reads within readTimeout. If that fails, read notes why and returns the zero value.
+func read[T any](ctx context.Context, o *observer, what object, from func(context.Context) (T, error)) (none T) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	got, err := get(ctx)
-	if err == nil {
+	got, err := from(ctx)
+	switch {
+	case err == nil:
 		return got
-	}
-	var none T
-	if apierrors.IsNotFound(err) {
+	case apierrors.IsNotFound(err):
 		return none
+	case ctx.Err() != nil:
+		err = errors.New("the API server did not answer in time")
 	}
-	missing := fmt.Sprintf("cannot read %s: %v", text, err)
+	missing := fmt.Sprintf("cannot read %s: %v", what, err)
 	if _, p, ok := client.Denial(err); ok {
 		missing = fmt.Sprintf("you may not %s", p)
-	} else if ctx.Err() != nil {
-		missing = fmt.Sprintf("cannot read %s: the API server did not answer in time", text)
 	}
 	o.set(func(f *facts) { f.Missing[what] = missing })
 	return none
 }
 
-func (o *observer) readService(ctx context.Context) {
-	f := &o.facts
-	f.Service = read(ctx, o, objectServices, "the Service", func(ctx context.Context) (*corev1.Service, error) {
-		return o.Kube.CoreV1().Services(f.Namespace).Get(ctx, f.Name, metav1.GetOptions{})
-	})
-	f.Certain = f.Certain || f.Service != nil
+// get returns one object.
+func get[T any](ctx context.Context, o *observer, what object, name string,
+	from func(context.Context, string, metav1.GetOptions) (*T, error)) *T {
+	return read(ctx, o, what, func(ctx context.Context) (*T, error) { return from(ctx, name, metav1.GetOptions{}) })
 }
+
+// list returns the objects of the first list that has some that are wanted.
+func list[T any, L runtime.Object](ctx context.Context, o *observer, what object,
+	page func(context.Context, metav1.ListOptions) (L, error), wanted func(*T) bool, lists ...metav1.ListOptions) []T {
+	return read(ctx, o, what, func(ctx context.Context) (found []T, err error) {
+		for _, options := range lists {
+			if err == nil && len(found) == 0 {
+				err = workloads.Each(ctx, options, page, func(item runtime.Object) {
+					if t, ok := any(item).(*T); ok && wanted(t) {
+						found = append(found, *t)
+					}
+				})
+			}
+		}
+		return found, err
+	})
+}
+
+func all[T any](*T) bool { return true }
 
 // readAddress finds the Service or the pod with an address.
 func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
 	f, core := &o.facts, o.Kube.CoreV1()
-	services := read(ctx, o, objectServices, "Services", func(ctx context.Context) ([]*corev1.Service, error) {
-		return withAddress(ctx, ip, "spec.clusterIP", core.Services(metav1.NamespaceAll).List,
-			func(s *corev1.Service) []string { return s.Spec.ClusterIPs })
-	})
+	// The field selects by the first address of an object. Only a list of all objects finds the second one, which
+	// objects have in a cluster with both families.
+	lists := func(field string) []metav1.ListOptions {
+		return []metav1.ListOptions{{FieldSelector: field + "=" + ip.String()}, {}}
+	}
+	services := list(ctx, o, objectServices, core.Services(metav1.NamespaceAll).List, func(s *corev1.Service) bool {
+		return slices.Contains(s.Spec.ClusterIPs, ip.String())
+	}, lists("spec.clusterIP")...)
 	if len(services) > 0 {
-		f.Service, f.Namespace, f.Name = services[0], services[0].Namespace, services[0].Name
+		f.Service, f.Namespace, f.Name = &services[0], services[0].Namespace, services[0].Name
 		return
 	}
-	pods := read(ctx, o, objectPods, "pods", func(ctx context.Context) ([]*corev1.Pod, error) {
-		return withAddress(ctx, ip, "status.podIP", core.Pods(metav1.NamespaceAll).List, ownAddresses)
-	})
+	pods := list(ctx, o, objectPods, core.Pods(metav1.NamespaceAll).List, func(p *corev1.Pod) bool {
+		return !workloads.Finished(p) && !p.Spec.HostNetwork && slices.Contains(p.Status.PodIPs, corev1.PodIP{IP: ip.String()})
+	}, lists("status.podIP")...)
 	if len(pods) == 1 {
-		f.Namespace, f.Pods = pods[0].Namespace, []corev1.Pod{*pods[0]}
+		f.Namespace, f.Pods = pods[0].Namespace, pods
 		o.set(func(f *facts) { delete(f.Missing, objectServices) }) // the address is a pod's
 	}
 }
 
-// ownAddresses returns the addresses of a pod that runs, unless they are its node's.
-func ownAddresses(p *corev1.Pod) []string {
-	if workloads.Finished(p) || p.Spec.HostNetwork {
-		return nil
-	}
-	return api.Texts(p.Status.PodIPs, func(ip corev1.PodIP) string { return ip.IP })
-}
-
-// withAddress lists the objects with an address. The field selects by the first address of an object. Only a list of
-// all objects finds the second one, which objects have in a cluster with both families.
-func withAddress[T runtime.Object, L runtime.Object](ctx context.Context, ip netip.Addr, field string,
-	list func(context.Context, metav1.ListOptions) (L, error), addresses func(T) []string) (found []T, err error) {
-	add := func(object runtime.Object) {
-		if o, ok := object.(T); ok && slices.Contains(addresses(o), ip.String()) {
-			found = append(found, o)
-		}
-	}
-	first := fields.OneTermEqualSelector(field, ip.String()).String()
-	err = workloads.Each(ctx, metav1.ListOptions{FieldSelector: first}, list, add)
-	if err == nil && len(found) == 0 {
-		err = workloads.Each(ctx, metav1.ListOptions{}, list, add)
-	}
-	return found, err
-}
-
-func (o *observer) readSlices(ctx context.Context) {
-	s := o.Service
-	ofService := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: s.Name}.String()}
-	all := o.Kube.DiscoveryV1().EndpointSlices(s.Namespace).List
-	list := read(ctx, o, objectEndpointSlices, "EndpointSlices", with(all, ofService))
-	o.Slices = cmp.Or(list, new(discoveryv1.EndpointSliceList)).Items
-}
-
-func (o *observer) readPods(ctx context.Context) {
-	s := o.Service
-	if len(s.Spec.Selector) == 0 {
-		return
-	}
-	selected := metav1.ListOptions{LabelSelector: labels.Set(s.Spec.Selector).String(), Limit: maxPods}
-	all := o.Kube.CoreV1().Pods(s.Namespace).List
-	o.Pods = cmp.Or(read(ctx, o, objectPods, "pods", with(all, selected)), new(corev1.PodList)).Items
-}
-
-func (o *observer) readManager(ctx context.Context) {
-	c := o.Connection
-	o.Source = read(ctx, o, objectManager, "the pod of the traffic manager",
-		func(ctx context.Context) (*corev1.Pod, error) {
-			return o.Kube.CoreV1().Pods(c.ManagerNamespace).Get(ctx, c.ManagerPod, metav1.GetOptions{})
-		})
-}
-
 func (o *observer) readPolicies(ctx context.Context, namespace string) {
-	all := o.Kube.NetworkingV1().NetworkPolicies(namespace).List
-	list := read(ctx, o, objectPolicies, "NetworkPolicies", with(all, metav1.ListOptions{}))
-	if list != nil {
-		o.set(func(f *facts) { f.Policies = append(f.Policies, list.Items...) })
-	}
-}
-
-// with binds the options of a list.
-func with[L any](list func(context.Context, metav1.ListOptions) (L, error),
-	options metav1.ListOptions) func(context.Context) (L, error) {
-	return func(ctx context.Context) (L, error) { return list(ctx, options) }
+	list := list(ctx, o, objectPolicies, o.Kube.NetworkingV1().NetworkPolicies(namespace).List,
+		all[networkingv1.NetworkPolicy], metav1.ListOptions{})
+	o.set(func(f *facts) { f.Policies = append(f.Policies, list...) })
 }
 
 // dialEndpoints connects to the endpoints themselves, and if one refuses, to the other ports of its pod.
 func (o *observer) dialEndpoints(ctx context.Context) {
-	f := &o.facts
-	if f.Service == nil {
+	if o.Service == nil {
 		return // the request itself goes to the endpoint
 	}
+	dial := func(to []netip.AddrPort, most int) {
+		if len(to) > 0 {
+			maps.Copy(o.Dials, o.send(ctx, trip.Errand{Dial: to[:min(len(to), most)]}).Dials)
+		}
+	}
 	var first, others []netip.AddrPort
-	all := f.endpoints()
-	for _, e := range all[:min(len(all), maxDials)] {
+	for _, e := range o.endpoints() {
 		first = append(first, e.to)
 	}
-	o.dialAll(ctx, first)
-	n := slices.IndexFunc(all, func(e endpoint) bool { return f.Dials[e.to].Failure == trip.Refused })
-	if n < 0 {
+	dial(first, maxDials)
+	refusing := api.Find(o.endpoints(), func(e endpoint) bool { return o.Dials[e.to].Failure == trip.Refused })
+	if refusing == nil {
 		return
 	}
-	for _, p := range declared(all[n].pod) {
-		others = append(others, netip.AddrPortFrom(all[n].to.Addr(), uint16(p.ContainerPort)))
+	for _, p := range declared(refusing.pod) {
+		others = append(others, netip.AddrPortFrom(refusing.to.Addr(), uint16(p.ContainerPort)))
 	}
-	o.dialAll(ctx, others[:min(len(others), maxPorts)])
-}
-
-func (o *observer) dialAll(ctx context.Context, to []netip.AddrPort) {
-	if len(to) == 0 {
-		return
-	}
-	maps.Copy(o.Dials, o.send(ctx, trip.Errand{Dial: to}).Dials)
+	dial(others, maxPorts)
 }
