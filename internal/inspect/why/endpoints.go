@@ -130,8 +130,7 @@ func unready(p *corev1.Pod) string {
 		return "it is terminating"
 	}
 	for _, c := range p.Spec.Containers {
-		s := podstatus.Of(p, c.Name)
-		if !s.Running && s.Text != "" {
+		if s := podstatus.Of(p, c.Name); s.Text != "" {
 			return fmt.Sprintf("container %s: %s", c.Name, s.Text)
 		}
 	}
@@ -140,12 +139,9 @@ func unready(p *corev1.Pod) string {
 			return fmt.Sprintf("container %s runs, and its readiness probe fails", c.Name)
 		}
 	}
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status != corev1.ConditionTrue {
-			return cmp.Or(c.Message, c.Reason, "it is not Ready")
-		}
-	}
-	return "it is not Ready"
+	ready := api.Find(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+	c := cmp.Or(ready, new(corev1.PodCondition))
+	return cmp.Or(c.Message, c.Reason, "it is not Ready")
 }
 
 // declared returns the TCP ports that the containers of a pod declare.

@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/kubectl/pkg/util/podutils"
+	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/why/trip"
@@ -70,11 +71,7 @@ const (
 // explanation returns the hops of a request and the first cause for its failure.
 func explanation(f *facts) api.Explanation {
 	j := &judge{facts: f, all: f.endpoints()}
-	for _, e := range j.all {
-		if e.ready {
-			j.ready = append(j.ready, e)
-		}
-	}
+	j.ready = slices.DeleteFunc(slices.Clone(j.all), func(e endpoint) bool { return !e.ready })
 	j.add(api.HopName, f.Trip.Lookup.Seconds, j.sent(j.name))
 	j.add(api.HopRoute, 0, j.sent(j.route))
 	j.add(api.HopBalancer, 0, j.balancer())
@@ -191,20 +188,20 @@ func (j *judge) name() finding {
 	if !t.Lookup.Tried() {
 		return found(api.HopSkipped, "%s is an address", host)
 	}
-	who := "this machine's resolver"
-	if len(t.Nameservers) > 0 {
-		who = "the nameserver " + t.Nameservers[len(t.Nameservers)-1]
-	}
-	want := j.ClusterDNS.Addresses
+	who, want, policies := "this machine's resolver", j.ClusterDNS.Addresses, j.blockingDNS()
 	switch {
-	case t.Lookup.Done && len(t.Nameservers) == 0 && j.Pod != nil:
+	case len(t.Nameservers) > 0:
+		who = "the nameserver " + t.Nameservers[len(t.Nameservers)-1]
+	case t.Lookup.Done && j.Pod != nil:
 		who = "/etc/hosts of the pod"
-	case t.Lookup.Done && len(t.Nameservers) == 0:
-		who = "/etc/hosts or the system"
 	case t.Lookup.Done:
-	case j.Pod != nil && t.Lookup.Failure == trip.TimedOut && j.ClusterDNS.Step.Done && len(j.blockingDNS()) > 0:
+		who = "/etc/hosts or the system"
+	}
+	switch {
+	case t.Lookup.Done:
+	case t.Lookup.Failure == trip.TimedOut && j.ClusterDNS.Step.Done && len(policies) > 0:
 		return failed(api.ExitNetworkPolicy, "%s does not answer pod %s, and NetworkPolicy %s does not allow the pod "+
-			"to reach cluster DNS", who, j.Source.Name, strings.Join(j.blockingDNS(), ", ")).
+			"to reach cluster DNS", who, j.Source.Name, api.Join(policies)).
 			hint("Allow its egress to UDP and TCP port 53 of cluster DNS.")
 	case len(want) == 0 && j.Certain && j.Service == nil && j.Missing[objectServices] == "":
 		return failed(api.ExitNameMissing, "there is no Service %s in the namespace %s", j.Name, j.Namespace).
@@ -336,7 +333,7 @@ func (j *judge) balancer() finding {
 	case j.Missing[objectEndpointSlices] != "":
 		return found(api.HopUnknown, "%s: %s", what, j.Missing[objectEndpointSlices])
 	}
-	if f, none := j.noEndpoint(what, port); none {
+	if f := j.noEndpoint(what, port); f.Verdict != "" {
 		return f
 	}
 	if port != nil && !isHeadless(s) {
@@ -355,22 +352,17 @@ func (j *judge) noService() finding {
 	case j.Missing[objectServices] != "":
 		return found(api.HopUnknown, "%s", j.Missing[objectServices])
 	case len(j.all) == 1:
-		f := found(api.HopOK, "no Service: the address of %v", j.all[0])
-		if len(j.ready) == 0 {
-			f = f.with(fmt.Sprintf("pod %s is not ready: %s", j.all[0].name, unready(j.all[0].pod)))
-		}
-		return f
+		return found(api.HopOK, "no Service: the address of %v", j.all[0]).with(j.unready()...)
 	}
 	return found(api.HopSkipped, "the host is no Service of the cluster")
 }
 
-// noEndpoint returns the finding for a Service without an endpoint for the port.
-func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool) {
+// noEndpoint returns the finding for a Service without an endpoint for the port, or none.
+func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (f finding) {
 	serving := slices.ContainsFunc(j.all, func(e endpoint) bool { return e.serving })
-	local := j.Service.Spec.InternalTrafficPolicy != nil &&
-		*j.Service.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal && !isHeadless(j.Service)
+	local := ptr.Deref(j.Service.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal &&
+		!isHeadless(j.Service)
 	here := func(e endpoint) bool { return j.Source != nil && e.node == j.Source.Spec.NodeName }
-	var f finding
 	switch {
 	case len(j.ready) > 0 && local && j.Source != nil && !slices.ContainsFunc(j.ready, here):
 		f = failed(api.ExitNoEndpoint, "%s has internalTrafficPolicy Local, and no ready endpoint on the node %s of %s",
@@ -378,7 +370,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 			hint("Only pods of nodes with an endpoint reach this Service. Use the address of a pod, or the policy " +
 				"Cluster.")
 	case len(j.ready) > 0, serving:
-		return finding{}, false
+		return f
 	case len(j.all) == 0 && port != nil && slices.ContainsFunc(j.Pods, isReady):
 		f = failed(api.ExitTargetPort, "%s port %d has the targetPort %q, and no pod has a port of that name; they "+
 			"declare %s", what, j.Port, port.TargetPort.String(), listPorts(declared(&j.Pods[0]))).
@@ -395,7 +387,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 	if j.answered() { // the endpoint came or went in the meantime
 		f.Verdict = api.HopNote
 	}
-	return f.with(j.unready()...), true
+	return f.with(j.unready()...)
 }
 
 func isReady(p corev1.Pod) bool {
@@ -484,11 +476,14 @@ func (j *judge) blocked(targets []endpoint) (blocked []endpoint, names string) {
 		}
 	}
 	slices.Sort(all)
-	return blocked, strings.Join(slices.Compact(all), ", ")
+	return blocked, api.Join(slices.Compact(all))
 }
 
 // blockingDNS returns the policies that do not let the pod reach cluster DNS, as kubeadm labels it.
 func (j *judge) blockingDNS() []string {
+	if j.Pod == nil {
+		return nil
+	}
 	return netpolicy.Flow{
 		From:     netpolicy.Pod{Namespace: j.Source.Namespace, Labels: j.Source.Labels},
 		To:       netpolicy.Pod{Namespace: "kube-system", Labels: map[string]string{"k8s-app": "kube-dns"}},

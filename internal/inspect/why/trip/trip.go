@@ -3,6 +3,7 @@
 package trip
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -142,13 +143,9 @@ func resolverSettings() (lines []string) {
 
 // Port returns the port of a URL, or that of its scheme.
 func Port(u *url.URL) uint16 {
-	if port, err := strconv.ParseUint(u.Port(), 10, 16); err == nil {
-		return uint16(port)
-	}
-	if u.Scheme == "https" {
-		return 443
-	}
-	return 80
+	usual := map[string]string{"http": "80", "https": "443"}
+	port, _ := strconv.ParseUint(cmp.Or(u.Port(), usual[u.Scheme]), 10, 16) // 0: there is no such port
+	return uint16(port)
 }
 
 // lookup resolves a name as programs of this machine do, or at a nameserver (ADDRESS:PORT). It returns the nameservers
