@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -62,11 +63,10 @@ func (c Cluster) Collect(ctx context.Context) []Part {
 	slices.Sort(namespaces)
 	for _, namespace := range slices.Compact(namespaces) {
 		list, err := c.Kube().CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{Limit: podsMost})
-		if !s.ok("the agents in "+namespace, c, err) {
-			continue
-		}
-		for i := range list.Items {
-			intercepted = append(intercepted, &list.Items[i])
+		if s.ok("the agents in "+namespace, c, err) {
+			for i := range list.Items {
+				intercepted = append(intercepted, &list.Items[i])
+			}
 		}
 	}
 	logs = append(logs, c.logs(ctx, s, intercepted, api.IsAgent)...)
@@ -124,24 +124,22 @@ func (c Cluster) logs(ctx context.Context, s *summarized, pods []*corev1.Pod, wa
 
 // log returns the end of a container's log.
 func (c Cluster) log(ctx context.Context, p *corev1.Pod, container string, previous bool) Part {
-	name, which := p.Namespace+"-"+p.Name+"-"+container, "log"
+	part := Part{Name: "logs/" + p.Namespace + "-" + p.Name + "-" + container + ".log",
+		About: fmt.Sprintf("the log of %s in %s/%s", container, p.Namespace, p.Name)}
 	if previous {
-		name, which = name+"-previous", "log before the restart"
+		part.Name = strings.TrimSuffix(part.Name, ".log") + "-previous.log"
+		part.About += ", before the restart"
 	}
-	part := Part{Name: "logs/" + name + ".log",
-		About: fmt.Sprintf("the %s of %s in %s/%s", which, container, p.Namespace, p.Name)}
-	lines := int64(logLines)
 	r, err := c.Kube().CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
-		Container: container, Previous: previous, TailLines: &lines, Timestamps: true}).Stream(ctx)
+		Container: container, Previous: previous, TailLines: new(int64(logLines)), Timestamps: true}).Stream(ctx)
+	var text []byte
+	if err == nil {
+		defer r.Close()
+		text, err = io.ReadAll(io.LimitReader(r, logMost))
+	}
 	if err != nil {
 		part.Err = c.Explain(err)
-		return part
 	}
-	defer r.Close()
-	text, err := io.ReadAll(io.LimitReader(r, logMost))
 	part.Text = string(text)
-	if err != nil {
-		part.Err = c.Explain(err)
-	}
 	return part
 }

@@ -24,8 +24,9 @@ var (
 func Environment(environ []string) (values []string) {
 	for _, variable := range environ {
 		name, value, _ := strings.Cut(variable, "=")
+		_, notAddress := netip.ParseAddr(value)
 		if !secretName.MatchString(name) &&
-			(len(value) <= wordMost || plainName.MatchString(name) || isPath(value) || isAddress(value)) {
+			(len(value) <= wordMost || plainName.MatchString(name) || isPath(value) || notAddress == nil) {
 			continue
 		}
 		values = append(values, value)
@@ -44,9 +45,4 @@ func isPath(value string) bool {
 	}
 	list := filepath.SplitList(value)
 	return len(list) > 1 && !slices.ContainsFunc(list, func(path string) bool { return !filepath.IsAbs(path) })
-}
-
-func isAddress(value string) bool {
-	_, err := netip.ParseAddr(value)
-	return err == nil
 }

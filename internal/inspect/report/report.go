@@ -4,7 +4,6 @@ package report
 
 import (
 	"archive/tar"
-	"bytes"
 	"compress/gzip"
 	"context"
 	"fmt"
@@ -37,11 +36,9 @@ type Part struct {
 	Err   error // why the part, or something of it, is missing
 }
 
-// Source collects parts. It stops when ctx ends, and returns what it has.
-type Source func(ctx context.Context) []Part
-
-// Collect runs the sources at the same time and returns their parts in order.
-func Collect(ctx context.Context, sources ...Source) []Part {
+// Collect runs the sources at the same time and returns their parts in order. A source stops when ctx ends, and returns
+// what it has.
+func Collect(ctx context.Context, sources ...func(context.Context) []Part) []Part {
 	ctx, cancel := context.WithTimeoutCause(ctx, sourceTimeout, fmt.Errorf("no answer within %v", sourceTimeout))
 	defer cancel()
 	found := make([][]Part, len(sources))
@@ -84,7 +81,10 @@ func Write(w io.Writer, parts []Part, r *redact.Redactor) ([]api.ReportPart, err
 			return nil, err
 		}
 	}
-	if err := add(index, describe(list)); err != nil {
+	var about strings.Builder
+	fmt.Fprint(&about, "A report of `kubevpn report`, for an issue about kubevpn.\n\n", Notice, "\n\n")
+	Print(&about, list)
+	if err := add(index, about.String()); err != nil {
 		return nil, err
 	}
 	if err := archive.Close(); err != nil {
@@ -101,14 +101,6 @@ func end(text string) string {
 	text = text[len(text)-partMost:]
 	_, text, _ = strings.Cut(text, "\n")
 	return "[the beginning is left out]\n" + text
-}
-
-// describe returns the index.
-func describe(list []api.ReportPart) string {
-	var b bytes.Buffer
-	fmt.Fprint(&b, "A report of `kubevpn report`, for an issue about kubevpn.\n\n", Notice, "\n\n")
-	Print(&b, list)
-	return b.String()
 }
 
 // Notice is what the user should know before sending an archive.
