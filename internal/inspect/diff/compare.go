@@ -120,9 +120,9 @@ func (c *comparison) bodies(a, b *api.ExchangeResponse) {
 		return // the beginning of a JSON value cannot be decoded
 	}
 	if looksJSON {
-		v, err := decode(from)
-		w, err2 := decode(to)
-		if err == nil && err2 == nil {
+		v, one := decode(from)
+		w, other := decode(to)
+		if one && other {
 			c.values(nil, v, w)
 			return
 		}
@@ -149,17 +149,13 @@ func unpack(r *api.ExchangeResponse) (data []byte, whole bool, err error) {
 	}
 	z, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
-		return nil, false, fmt.Errorf("reading a gzip body: %w", err)
+		return nil, false, err
 	}
 	data, err = io.ReadAll(io.LimitReader(z, maxUnpacked))
-	switch {
-	case errors.Is(err, io.ErrUnexpectedEOF) && !whole:
-	case err != nil:
-		return nil, false, fmt.Errorf("reading a gzip body: %w", err)
-	case len(data) == maxUnpacked:
-		whole = false
+	if errors.Is(err, io.ErrUnexpectedEOF) && !whole {
+		err = nil
 	}
-	return data, whole, nil
+	return data, whole && len(data) < maxUnpacked, err
 }
 
 // isJSON reports whether the headers call a body JSON, or it begins as such.
@@ -169,18 +165,13 @@ func isJSON(r *api.ExchangeResponse, data []byte) bool {
 		len(begin) > 0 && (begin[0] == '{' || begin[0] == '[')
 }
 
-// decode decodes one JSON value, whose numbers keep their text.
-func decode(data []byte) (any, error) {
+// decode decodes one JSON value, whose numbers keep their text. ok is false if the data is anything else.
+func decode(data []byte) (v any, ok bool) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
-	var v any
-	if err := dec.Decode(&v); err != nil {
-		return nil, fmt.Errorf("decoding a body: %w", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("a body has more than one JSON value")
-	}
-	return v, nil
+	err := dec.Decode(&v)
+	_, end := dec.Token()
+	return v, err == nil && errors.Is(end, io.EOF)
 }
 
 // values compares two JSON values at a path. The order of members does not matter, the text of numbers does.

@@ -42,7 +42,7 @@ func checks() []check {
 		{sectionAPIServer, "clock", "answer", clock},
 		{sectionAPIServer, "upgrades", "answer", upgrades},
 
-		{sectionCluster, "manager", "answer", managerHere},
+		{sectionCluster, "manager", "answer", manager},
 		{sectionCluster, checkRights, "answer", rights},
 		{sectionCluster, "kube-proxy", "answer", kubeProxy},
 

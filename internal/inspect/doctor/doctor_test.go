@@ -306,7 +306,10 @@ func TestManagerOf(t *testing.T) {
 		"starting":    {install.Inspection{Installed: true, Starting: true, Problem: api.Errorf(api.ExitNotReady, "is not ready").WithHint("kubectl describe")}, finding{warns, 0, "is not ready", "kubectl describe"}},
 		"not ready":   {install.Inspection{Installed: true, Problem: api.Errorf(api.ExitNotReady, "scaled to zero").WithHint("kubectl scale")}, finding{fails, api.ExitNotReady, "scaled to zero", "kubectl scale"}},
 	} {
-		t.Run(name, func(t *testing.T) { tt.want.check(t, managerOf(tt.m)) })
+		t.Run(name, func(t *testing.T) {
+			f := &facts{manager: func() (install.Inspection, error) { return tt.m, nil }}
+			tt.want.check(t, manager(t.Context(), f))
+		})
 	}
 }
 

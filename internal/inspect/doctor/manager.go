@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -27,15 +28,6 @@ func (f *facts) lookForManager(ctx context.Context) (install.Inspection, error) 
 	return i, err
 }
 
-// managerHere checks whether there is a usable traffic manager, or the user may install one.
-func managerHere(_ context.Context, f *facts) api.Finding {
-	m, err := f.manager()
-	if err != nil {
-		return failed(err, "`kubevpn connect` cannot find the traffic manager")
-	}
-	return managerOf(m)
-}
-
 // rights reviews what the user may do.
 func rights(ctx context.Context, f *facts) api.Finding {
 	m, err := f.manager()
@@ -43,18 +35,16 @@ func rights(ctx context.Context, f *facts) api.Finding {
 		return skipped("the namespace of the traffic manager is unknown: %v", err)
 	}
 	f.rights = install.Check(ctx, f.cluster, install.RightsTable(m.Namespace, f.prepared.Namespace))
-	allowed := 0
-	for _, r := range f.rights {
-		if r.Allowed {
-			allowed++
-		}
-	}
-	return ok("you have %d of the %d rights in the table at the end", allowed, len(f.rights))
+	allowed := slices.DeleteFunc(slices.Clone(f.rights), func(r api.Right) bool { return !r.Allowed })
+	return ok("you have %d of the %d rights in the table at the end", len(allowed), len(f.rights))
 }
 
-func managerOf(m install.Inspection) api.Finding {
+// manager checks whether there is a usable traffic manager, or the user may install one.
+func manager(_ context.Context, f *facts) api.Finding {
 	const effect = "`kubevpn connect` fails"
-	switch {
+	switch m, err := f.manager(); {
+	case err != nil:
+		return failed(err, "`kubevpn connect` cannot find the traffic manager")
 	case len(m.Lacking) > 0:
 		doing := "install"
 		if m.Installed {
@@ -69,8 +59,9 @@ func managerOf(m install.Inspection) api.Finding {
 		return failed(m.Problem, effect)
 	case !m.Installed:
 		return ok("none yet: `kubevpn connect` installs it in the namespace %s", m.Namespace)
+	default:
+		return ok("pod %s/%s, image %s", m.Namespace, m.Pod, m.Image)
 	}
-	return ok("pod %s/%s, image %s", m.Namespace, m.Pod, m.Image)
 }
 
 // session opens a session with the traffic manager, unless the daemon has one.
@@ -219,12 +210,8 @@ func upgradesOf(spdy, websocket *api.Error, proxy string) api.Finding {
 // transportCheck returns the check of one transport.
 func transportCheck(name string) func(context.Context, *facts) api.Finding {
 	return func(_ context.Context, f *facts) api.Finding {
-		for _, t := range f.transports {
-			if t.Name == name {
-				return transportOf(t)
-			}
-		}
-		return skipped("it was not tried")
+		t := api.Find(f.transports, func(t api.Transport) bool { return t.Name == name })
+		return transportOf(*cmp.Or(t, &api.Transport{State: api.TransportTrying}))
 	}
 }
 

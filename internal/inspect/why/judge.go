@@ -218,35 +218,34 @@ func (j *judge) name() finding {
 			hint("`kubevpn status` shows why. `kubevpn connect --exclude-cidr` lets this machine reach the address " +
 				"by\nitself.")
 	case len(want) > 0:
-		return j.taken(fmt.Sprintf("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
-			api.Some(want, maxAddresses)))
+		return j.taken("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
+			api.Some(want, maxAddresses))
 	default:
 		return failed(api.ExitNameMissing, "%s does not resolve %s: %s", who, host, t.Lookup.Error).
 			hint("For a Service, write NAME.NAMESPACE. `kubevpn status` shows the domains that go to cluster DNS.")
 	}
 	if len(want) > 0 && !slices.ContainsFunc(t.Addresses, func(a netip.Addr) bool { return slices.Contains(want, a) }) {
-		return j.taken(fmt.Sprintf("%s says that %s is %s, and the cluster has %s", who, host,
-			api.Some(t.Addresses, maxAddresses), api.Some(want, maxAddresses)))
+		return j.taken("%s says that %s is %s, and the cluster has %s", who, host,
+			api.Some(t.Addresses, maxAddresses), api.Some(want, maxAddresses))
 	}
 	return found(api.HopOK, "%s: %s, by %s", host, api.Some(t.Addresses, maxAddresses), who).with(t.Resolver...)
 }
 
 // taken is the finding that another resolver answers for a name.
-func (j *judge) taken(seen string) finding {
+func (j *judge) taken(format string, args ...any) finding {
+	f := failed(api.ExitNameTaken, format, args...)
 	if j.Pod != nil {
-		return failed(api.ExitNameTaken, "%s", seen).with(j.Trip.Resolver...).
+		return f.with(j.Trip.Resolver...).
 			hint("The pod has other DNS settings than the cluster's: dnsPolicy %s, dnsConfig or hostAliases of its "+
 				"specification.", cmp.Or(string(j.Source.Spec.DNSPolicy), "unknown"))
 	}
-	return failed(api.ExitNameTaken, "%s", seen).
-		hint("Another VPN, a local resolver or a hosts file answers for this name before kubevpn does (%s).\n"+
-			"Remove the name there, or use the Service's address.", cmp.Or(j.Connection.DNS.Mode, "unknown"))
+	return f.hint("Another VPN, a local resolver or a hosts file answers for this name before kubevpn does (%s).\n"+
+		"Remove the name there, or use the Service's address.", cmp.Or(j.Connection.DNS.Mode, "unknown"))
 }
 
 func (j *judge) route() finding {
 	t, c := j.Trip, j.Connection
 	to, device := t.To.Addr(), cmp.Or(j.Trip.Device, "no interface")
-	routed := slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.Contains(to) })
 	switch {
 	case !to.IsValid():
 		return found(api.HopSkipped, "no address")
@@ -261,13 +260,12 @@ func (j *judge) route() finding {
 		return found(api.HopUnknown, "the connection has no device on this machine")
 	case t.Device == c.Device:
 		return found(api.HopOK, "%v goes to %s", to, t.Device)
-	case routed:
+	case slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.Contains(to) }):
 		return failed(api.ExitRouteTaken, "%v goes to %s, not to %s: another VPN or route has taken it", to, device,
 			c.Device).
 			hint("`ip route get %v` shows the route. Stop the other VPN, or keep the network out of it.", to)
 	case slices.Contains(j.ClusterDNS.Addresses, to), j.Service != nil, len(j.all) > 0:
-		return failed(api.ExitRouteTaken, "%v goes to %s: none of the networks of the tunnel contains it", to,
-			device).
+		return failed(api.ExitRouteTaken, "%v goes to %s: none of the networks of the tunnel contains it", to, device).
 			hint("`kubevpn status -o wide` lists the networks and why one is missing; `kubevpn connect --extra-cidr` " +
 				"adds one.")
 	}
@@ -515,12 +513,13 @@ func (j *judge) flowTo(e endpoint) netpolicy.Flow {
 func (j *judge) dial() finding {
 	t := j.Trip
 	f := found(api.HopOK, "connected to %v", t.To)
+	refusing := api.Find(j.all, func(e endpoint) bool { return j.Dials[e.to].Failure == trip.Refused || e.to == t.To })
 	switch {
 	case !t.Dial.Tried():
 		return found(api.HopSkipped, "no address")
 	case t.Dial.Done:
-	case t.Dial.Failure == trip.Refused && len(j.all) > 0 && j.refusing() != nil:
-		f = j.closedPort(*j.refusing())
+	case t.Dial.Failure == trip.Refused && refusing != nil:
+		f = j.closedPort(*refusing)
 	case t.Dial.Failure == trip.TimedOut:
 		f = failed(api.ExitNoAnswer, "%v does not answer: no connection within %.0f s", t.To, t.Dial.Seconds).
 			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a " +
@@ -541,13 +540,6 @@ func (j *judge) dial() finding {
 		}
 	}
 	return f
-}
-
-// refusing returns the first endpoint that refuses connections, or nil.
-func (j *judge) refusing() *endpoint {
-	return api.Find(j.all, func(e endpoint) bool {
-		return j.Dials[e.to].Failure == trip.Refused || e.to == j.Trip.To
-	})
 }
 
 // closedPort is the finding for an endpoint that refuses connections.

@@ -91,14 +91,10 @@ func (s *Source) await(ctx context.Context) (failed error) {
 
 // Run is a trip.Runner: it runs an errand in the container. It trusts nothing that the container sends.
 func (s *Source) Run(ctx context.Context, e trip.Errand) (r trip.Report, err error) {
-	errand, err := json.Marshal(e)
-	if err != nil {
-		return r, fmt.Errorf("cannot write the errand: %w", err)
-	}
 	conn := s.cluster.DialExec(s.Pod.Namespace, s.Pod.Name, s.Container, []string{trip.Program, "trip"})
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	_, _ = conn.Write(errand) // if it fails, Read says why
+	_ = json.NewEncoder(conn).Encode(e) // if it fails, ReadReport says why
 	r, err = trip.ReadReport(conn)
 	if ctx.Err() != nil {
 		err = errors.New("no answer in time")

@@ -236,17 +236,9 @@ func Try(ctx context.Context, to string) Step {
 // exchange sends the request on the connection.
 func (t *Result) exchange(conn net.Conn, r *http.Request) {
 	began := time.Now()
-	given := make(chan net.Conn, 1)
-	given <- conn
 	rt := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			select {
-			case conn := <-given:
-				return conn, nil
-			default:
-				return nil, errors.New("the connection ended before the answer") // no second request
-			}
-		},
+		// A second request on the connection would fail.
+		DialContext:            func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true},
 		MaxResponseHeaderBytes: maxHeader, DisableKeepAlives: true, DisableCompression: true,
 	}
