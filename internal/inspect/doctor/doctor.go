@@ -9,10 +9,9 @@
 //
 //	checks.go      the list
 //	machine.go     kernel, TUN device, root helper, storage, daemon; machine_linux.go and machine_other.go
-//	names.go       how names are resolved here
-//	networks.go    other VPNs, and networks that overlap those of the cluster
-//	kubeconfig.go  kubeconfig and credentials
-//	apiserver.go   the way to the API server, its answer and the clocks
+//	networks.go    how names are resolved here; other VPNs, and networks that overlap those of the cluster
+//	apiserver.go   kubeconfig and credentials; the way to the API server, its answer and the clocks
+//	manager.go     the traffic manager, the rights of the user, kube-proxy, port-forwards and the transports
 package doctor
 
 import (

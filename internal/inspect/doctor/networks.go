@@ -1,16 +1,139 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/osdns"
 	"kubevpn/pkg/host/route"
+	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/transport"
 )
+
+const (
+	// fightWindow is the age of resolv.conf below which the check waits as long, to see whether it changes again.
+	fightWindow = 3 * time.Second
+	// queryTimeout limits a query, and queryTries is how often an unanswered one is sent.
+	queryTimeout = time.Second
+	queryTries   = 2
+)
+
+func inspect() (osdns.Inspection, error) {
+	lacking, _ := lacksNFTables()
+	return osdns.Inspect(osdns.Options{}, lacking)
+}
+
+// resolver checks how kubevpn would put its resolver into the path of queries, and who else wants that place.
+func resolver(ctx context.Context, f *facts) api.Finding {
+	i, err := inspect()
+	if errors.Is(err, errors.ErrUnsupported) {
+		return skipped("%v", err)
+	}
+	if err != nil {
+		return broken(api.ExitNetwork, "names do not resolve", "ls -l /etc/resolv.conf",
+			"cannot read the machine's nameservers: %v", err)
+	}
+	status, err := f.status()
+	return resolverOf(i, status != nil || err != nil, changesAgain(ctx, i))
+}
+
+// changesAgain reports whether a file that changed just now changes once more.
+func changesAgain(ctx context.Context, i osdns.Inspection) bool {
+	if i.Changed.IsZero() || time.Since(i.Changed) > fightWindow || !wakeup.Pause(ctx, fightWindow) {
+		return false
+	}
+	now, err := inspect()
+	return err == nil && !now.Changed.Equal(i.Changed)
+}
+
+// resolverOf judges name resolution. running: a daemon runs. fought: a program keeps writing resolv.conf.
+func resolverOf(i osdns.Inspection, running, fought bool) api.Finding {
+	switch warnings := strings.Join(i.Warnings, "; "); {
+	case i.Mode == osdns.ModeNone:
+		return broken(api.ExitNetwork, "`kubevpn connect` fails", "sudo modprobe nf_tables",
+			"no method to resolve cluster names fits this machine: %s", warnings)
+	case fought:
+		return warning("programs may use other nameservers from one moment to the next; kubevpn follows each change",
+			"stop the program that writes the file: sudo lsof /etc/resolv.conf; ls -l /etc/resolv.conf",
+			"%s keeps changing %s", cmp.Or(i.Writer, "another program"), i.File)
+	case i.Edited && !running:
+		return warning("names do not resolve", "kubevpn connect   # its root helper puts the original back first",
+			"%s still has the edit of a kubevpn that was killed", i.File)
+	case i.Mode == osdns.ModeFile:
+		return warning("another program that writes the file takes cluster names away until kubevpn edits it again",
+			"sudo modprobe nf_tables   # or install systemd-resolved", "kubevpn will edit %s: %s", i.File, warnings)
+	case warnings != "":
+		return warning("some programs do not find cluster names", "sudo ln -sf "+
+			"/run/systemd/resolve/stub-resolv.conf /etc/resolv.conf   # with systemd-resolved", "%s", warnings)
+	}
+	managed := ""
+	if i.Writer != "" {
+		managed = ", which " + i.Writer + " writes"
+	}
+	return ok("kubevpn would use %s; the file is %s%s", i.Mode, i.File, managed)
+}
+
+// nameservers checks whether the machine's nameservers answer.
+func nameservers(ctx context.Context, _ *facts) api.Finding {
+	i, err := inspect()
+	if err != nil {
+		return skipped("%v", err)
+	}
+	silent := make([]string, len(i.Nameservers))
+	var wg sync.WaitGroup
+	for n, server := range i.Nameservers {
+		wg.Go(func() { silent[n] = unanswered(ctx, server) })
+	}
+	wg.Wait()
+	return nameserversOf(i.Nameservers, silent)
+}
+
+// nameserversOf judges why each server does not answer; "" means that it does.
+func nameserversOf(servers []netip.AddrPort, silent []string) api.Finding {
+	var bad, names []string
+	for n, server := range servers {
+		names = append(names, server.Addr().String())
+		if silent[n] != "" {
+			bad = append(bad, fmt.Sprintf("%v (%s)", server.Addr(), silent[n]))
+		}
+	}
+	const fix = "resolvectl status; cat /etc/resolv.conf   # restart the VPN or the network that set this nameserver"
+	switch {
+	case len(names) == 0:
+		return warning("public names do not resolve", fix, "this machine has no nameserver")
+	case len(bad) == len(names):
+		return broken(api.ExitNetwork, "names do not resolve, that of the API server among them", fix,
+			"no nameserver of this machine answers: %s", api.Join(bad))
+	case len(bad) > 0:
+		return warning("names resolve slowly", fix, "nameservers do not answer: %s", api.Join(bad))
+	}
+	return ok("%s answer", api.Join(names))
+}
+
+// unanswered queries a nameserver, and returns why there is no answer, or "". Any answer will do.
+func unanswered(ctx context.Context, server netip.AddrPort) (why string) {
+	m := new(dns.Msg)
+	m.SetQuestion(".", dns.TypeNS)
+	c := dns.Client{Timeout: queryTimeout}
+	for range queryTries {
+		_, _, err := c.ExchangeContext(ctx, m, server.String())
+		if err == nil {
+			return ""
+		}
+		why = transport.CodeOf(err).String()
+	}
+	return why
+}
 
 // ownDevices begins the names of kubevpn's devices on Linux.
 const ownDevices = "kubevpn"

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -33,7 +34,17 @@ func NewHAR(w io.Writer) *HAR {
 }
 
 // object is a JSON object of the archive.
-type object = map[string]any
+type object map[string]any
+
+// with adds members, but for those without a value.
+func (o object) with(members object) object {
+	for name, value := range members {
+		if !reflect.ValueOf(value).IsZero() {
+			o[name] = value
+		}
+	}
+	return o
+}
 
 // Add writes an exchange, with a comment unless it is empty.
 func (h *HAR) Add(e *api.Exchange, comment string) error {
@@ -63,22 +74,8 @@ func newEntry(e *api.Exchange, comment string) object {
 		"timings": object{"send": 0, "wait": e.Wait * ms, "receive": (e.Seconds - e.Wait) * ms},
 		"request": newRequest(e), "response": newResponse(e), "_destination": e.To,
 	}
-	if e.Server.IsValid() {
-		h["serverIPAddress"] = e.Server.Addr()
-	}
-	if e.Mirrored {
-		h["_mirrored"] = true
-	}
-	if len(e.Redacted) > 0 {
-		h["_redacted"] = e.Redacted
-	}
-	for name, value := range map[string]string{"_workload": e.Workload, "_pod": e.Pod, "_match": e.Match,
-		"comment": comment} {
-		if value != "" {
-			h[name] = value
-		}
-	}
-	return h
+	return h.with(object{"serverIPAddress": e.Server.Addr(), "_workload": e.Workload, "_pod": e.Pod, "_match": e.Match,
+		"_mirrored": e.Mirrored, "_redacted": e.Redacted, "comment": comment})
 }
 
 func newRequest(e *api.Exchange) object {
@@ -108,16 +105,14 @@ func newResponse(e *api.Exchange) object {
 	}
 	content := body(r.Headers, r.Body.Data, "encoding")
 	content["size"] = r.Body.Size
-	h := object{"status": r.Status, "statusText": http.StatusText(r.Status), "httpVersion": e.Request.Proto,
-		"headers": pairs(r.Headers), "cookies": cookiePairs(cookies), "redirectURL": r.Headers.Get("Location"),
-		"content": content, "headersSize": -1, "bodySize": bodySize}
+	var trailers []object
 	if len(r.Trailers) > 0 {
-		h["_trailers"] = pairs(r.Trailers)
+		trailers = pairs(r.Trailers)
 	}
-	if e.Error != "" {
-		h["_error"] = e.Error
-	}
-	return h
+	return object{"status": r.Status, "statusText": http.StatusText(r.Status), "httpVersion": e.Request.Proto,
+		"headers": pairs(r.Headers), "cookies": cookiePairs(cookies), "redirectURL": r.Headers.Get("Location"),
+		"content": content, "headersSize": -1, "bodySize": bodySize,
+	}.with(object{"_trailers": trailers, "_error": e.Error})
 }
 
 func pairs(values map[string][]string) []object {

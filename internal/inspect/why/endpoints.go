@@ -150,13 +150,9 @@ func declared(p *corev1.Pod) (ports []corev1.ContainerPort) {
 		return nil
 	}
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-		for _, port := range c.Ports {
-			if isTCP(port.Protocol) {
-				ports = append(ports, port)
-			}
-		}
+		ports = append(ports, c.Ports...)
 	}
-	return ports
+	return slices.DeleteFunc(ports, func(p corev1.ContainerPort) bool { return !isTCP(p.Protocol) })
 }
 
 // selectorOf returns the selector of a Service, for people.

@@ -129,19 +129,14 @@ func (f finding) hint(format string, args ...any) finding {
 
 // add adds a hop. Only the first failure is the cause: later ones may follow from it.
 func (j *judge) add(name string, seconds float64, f finding) {
-	h, notes := f.Hop, f.Notes
-	if h.Verdict == api.HopFailed {
-		if j.cause == nil {
-			j.cause = f.cause
-		} else {
-			h.Verdict = api.HopNote
-		}
+	h := f.Hop
+	if h.Verdict == api.HopFailed && j.cause != nil {
+		h.Verdict = api.HopNote
 	}
-	h.Name, h.Seconds, h.Seen, h.Notes = name, seconds, bounded(h.Seen), nil
-	for _, note := range notes[:min(len(notes), maxNotes)] {
-		h.Notes = append(h.Notes, bounded(note))
-	}
-	if left := len(notes) - maxNotes; left > 0 {
+	j.cause = cmp.Or(j.cause, f.cause)
+	h.Name, h.Seconds, h.Seen = name, seconds, bounded(h.Seen)
+	h.Notes = api.Texts(f.Notes[:min(len(f.Notes), maxNotes)], bounded)
+	if left := len(f.Notes) - maxNotes; left > 0 {
 		h.Notes = append(h.Notes, fmt.Sprintf("and %d more", left))
 	}
 	j.hops = append(j.hops, h)
@@ -383,7 +378,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (f finding) {
 			hint("`kubectl -n %s get pods --show-labels` shows the labels.", api.ShellQuote(j.Namespace))
 	}
 	if j.answered() { // the endpoint came or went in the meantime
-		f.Verdict = api.HopNote
+		f.Verdict, f.cause = api.HopNote, nil
 	}
 	return f.with(j.unready()...)
 }
@@ -483,20 +478,14 @@ func (j *judge) blockingDNS() []string {
 		return nil
 	}
 	return netpolicy.Flow{
-		From:     netpolicy.Pod{Namespace: j.Source.Namespace, Labels: j.Source.Labels},
+		From:     netpolicy.PodOf(j.Source),
 		To:       netpolicy.Pod{Namespace: "kube-system", Labels: map[string]string{"k8s-app": "kube-dns"}},
 		Protocol: corev1.ProtocolUDP, Port: 53, PortName: "dns",
 	}.Blocking(j.Policies)
 }
 
 func (j *judge) flowTo(e endpoint) netpolicy.Flow {
-	f := netpolicy.Flow{
-		From: netpolicy.Pod{Namespace: j.Source.Namespace, Labels: j.Source.Labels},
-		ToIP: e.to.Addr(), Port: e.to.Port(),
-	}
-	if e.pod != nil {
-		f.To = netpolicy.Pod{Namespace: e.pod.Namespace, Labels: e.pod.Labels}
-	}
+	f := netpolicy.Flow{From: netpolicy.PodOf(j.Source), To: netpolicy.PodOf(e.pod), ToIP: e.to.Addr(), Port: e.to.Port()}
 	for _, ip := range j.Source.Status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() == f.ToIP.Is4() {
 			f.FromIP = a

@@ -28,6 +28,14 @@ type Pod struct {
 	Labels    map[string]string
 }
 
+// PodOf returns what policies know of a pod, or nothing for nil.
+func PodOf(p *corev1.Pod) Pod {
+	if p == nil {
+		return Pod{}
+	}
+	return Pod{p.Namespace, p.Labels}
+}
+
 // Flow is a connection from one pod to another. The zero values of the addresses and of the port mean any, the zero
 // Protocol means TCP.
 type Flow struct {
