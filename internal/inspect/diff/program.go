@@ -28,8 +28,8 @@ const Timeout = 10 * time.Second
 type Program struct {
 	ports map[uint16]api.PortMap // by port of the container
 	body  int64                  // bytes of a body that are compared
-	plain http.RoundTripper      // HTTP/1 and TLS
-	h2c   http.RoundTripper      // HTTP/2 without TLS
+	plain http.Transport         // HTTP/1 and TLS
+	h2c   http.Transport         // HTTP/2 without TLS
 
 	listened sync.Map // the places where a program has listened
 }
@@ -42,21 +42,15 @@ func NewProgram(ports []api.PortMap, body int) *Program {
 			p.ports[m.Container] = m
 		}
 	}
-	transport := func(protocols ...func(*http.Protocols, bool)) *http.Transport {
-		t := &http.Transport{
-			DialContext: trip.Dial, DisableCompression: true, MaxIdleConnsPerHost: workers,
-			IdleConnTimeout: time.Minute,
-			// its certificate is for the names of the cluster, and it runs on this machine
-			TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
-			Protocols:       new(http.Protocols),
-		}
-		for _, set := range protocols {
-			set(t.Protocols, true)
-		}
-		return t
+	for _, t := range []*http.Transport{&p.plain, &p.h2c} {
+		t.DialContext, t.DisableCompression, t.MaxIdleConnsPerHost = trip.Dial, true, workers
+		t.IdleConnTimeout, t.Protocols = time.Minute, new(http.Protocols)
+		// its certificate is for the names of the cluster, and it runs on this machine
+		t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	}
-	p.plain = transport((*http.Protocols).SetHTTP1, (*http.Protocols).SetHTTP2)
-	p.h2c = transport((*http.Protocols).SetUnencryptedHTTP2)
+	p.plain.Protocols.SetHTTP1(true)
+	p.plain.Protocols.SetHTTP2(true)
+	p.h2c.Protocols.SetUnencryptedHTTP2(true)
 	return p
 }
 
@@ -107,9 +101,9 @@ func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
 	if err != nil {
 		return err
 	}
-	transport := p.plain
+	transport := &p.plain
 	if e.Request.Scheme != "https" && strings.HasPrefix(e.Request.Proto, "HTTP/2") {
-		transport = p.h2c
+		transport = &p.h2c
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {

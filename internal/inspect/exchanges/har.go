@@ -39,7 +39,7 @@ type object map[string]any
 // with adds members, but for those without a value.
 func (o object) with(members object) object {
 	for name, value := range members {
-		if !reflect.ValueOf(value).IsZero() {
+		if v := reflect.ValueOf(value); !v.IsZero() && (v.Kind() != reflect.Slice || v.Len() > 0) {
 			o[name] = value
 		}
 	}
@@ -80,13 +80,10 @@ func newEntry(e *api.Exchange, comment string) object {
 
 func newRequest(e *api.Exchange) object {
 	r, to := &e.Request, target(e)
-	var cookies []*http.Cookie
-	if !slices.Contains(e.Redacted, "Cookie") {
-		cookies = (&http.Request{Header: r.Headers}).Cookies()
-	}
+	cookies := (&http.Request{Header: r.Headers}).Cookies()
 	query, _ := url.ParseQuery(to.RawQuery) // without malformed pairs
 	h := object{"method": r.Method, "url": to.String(), "httpVersion": r.Proto, "headers": pairs(r.Headers),
-		"cookies": cookiePairs(cookies), "queryString": pairs(query), "headersSize": -1, "bodySize": r.Body.Size}
+		"cookies": cookiePairs(e, "Cookie", cookies), "queryString": pairs(query), "headersSize": -1, "bodySize": r.Body.Size}
 	if len(r.Body.Data) > 0 {
 		h["postData"] = body(r.Headers, r.Body.Data, "_encoding")
 	}
@@ -96,23 +93,16 @@ func newRequest(e *api.Exchange) object {
 // newResponse returns the answer. Without one it has the status 0, as browsers write it.
 func newResponse(e *api.Exchange) object {
 	r, bodySize := cmp.Or(e.Response, new(api.ExchangeResponse)), int64(-1)
-	var cookies []*http.Cookie
 	if e.Response != nil {
 		bodySize = r.Body.Size
 	}
-	if !slices.Contains(e.Redacted, "Set-Cookie") {
-		cookies = (&http.Response{Header: r.Headers}).Cookies()
-	}
+	cookies := (&http.Response{Header: r.Headers}).Cookies()
 	content := body(r.Headers, r.Body.Data, "encoding")
 	content["size"] = r.Body.Size
-	var trailers []object
-	if len(r.Trailers) > 0 {
-		trailers = pairs(r.Trailers)
-	}
 	return object{"status": r.Status, "statusText": http.StatusText(r.Status), "httpVersion": e.Request.Proto,
-		"headers": pairs(r.Headers), "cookies": cookiePairs(cookies), "redirectURL": r.Headers.Get("Location"),
-		"content": content, "headersSize": -1, "bodySize": bodySize,
-	}.with(object{"_trailers": trailers, "_error": e.Error})
+		"headers": pairs(r.Headers), "cookies": cookiePairs(e, "Set-Cookie", cookies),
+		"redirectURL": r.Headers.Get("Location"), "content": content, "headersSize": -1, "bodySize": bodySize,
+	}.with(object{"_trailers": pairs(r.Trailers), "_error": e.Error})
 }
 
 func pairs(values map[string][]string) []object {
@@ -125,19 +115,22 @@ func pairs(values map[string][]string) []object {
 	return out
 }
 
-func cookiePairs(cookies []*http.Cookie) []object {
+// cookiePairs returns the cookies, unless the header from which they are is redacted.
+func cookiePairs(e *api.Exchange, header string, cookies []*http.Cookie) []object {
 	out := []object{}
 	for _, c := range cookies {
-		out = append(out, object{"name": c.Name, "value": c.Value})
+		if !slices.Contains(e.Redacted, header) {
+			out = append(out, object{"name": c.Name, "value": c.Value})
+		}
 	}
 	return out
 }
 
 // body returns a body as text: in base64, which the member with the name encoding says, unless it is UTF-8.
 func body(h http.Header, data []byte, encoding string) object {
-	if utf8.Valid(data) {
-		return object{"mimeType": h.Get("Content-Type"), "text": string(data)}
+	b := object{"mimeType": h.Get("Content-Type"), "text": string(data)}
+	if !utf8.Valid(data) {
+		b["text"], b[encoding] = base64.StdEncoding.EncodeToString(data), "base64"
 	}
-	return object{"mimeType": h.Get("Content-Type"), "text": base64.StdEncoding.EncodeToString(data),
-		encoding: "base64"}
+	return b
 }

@@ -85,7 +85,10 @@ func explanation(f *facts) api.Explanation {
 	}
 	e := api.Explanation{
 		TypeMeta: api.Type(api.KindExplanation), Method: f.Request.Method, URL: f.Request.URL.Redacted(),
-		From: j.from(), Trace: f.Request.Header.Get(api.TraceHeader), Status: f.Trip.Status, Hops: j.hops,
+		From: "this machine", Trace: f.Request.Header.Get(api.TraceHeader), Status: f.Trip.Status, Hops: j.hops,
+	}
+	if j.Pod != nil {
+		e.From = "pod " + j.Source.Namespace + "/" + j.Source.Name
 	}
 	if j.cause != nil {
 		e.Error = &api.Error{Code: j.cause.Code, Message: bounded(j.cause.Message), Hint: api.Clean(j.cause.Hint)}
@@ -148,14 +151,6 @@ func (j *judge) sent(hop func() finding) finding {
 		return found(api.HopUnknown, "the request was not sent")
 	}
 	return hop()
-}
-
-// from is where the request came from.
-func (j *judge) from() string {
-	if j.Pod != nil {
-		return "pod " + j.Source.Namespace + "/" + j.Source.Name
-	}
-	return "this machine"
 }
 
 // source names the pod from which connections to endpoints come.
@@ -334,7 +329,7 @@ func (j *judge) balancer() finding {
 	}
 	f := found(api.HopOK, "%s: %d of %d endpoints are ready", what, len(j.ready), len(j.all)).with(j.choice(s))
 	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
-		f = f.with("sessionAffinity ClientIP: requests of " + j.from() + " go to the same endpoint")
+		f = f.with("sessionAffinity ClientIP: all requests of a client go to the same endpoint")
 	}
 	return f.with(j.unready()...)
 }

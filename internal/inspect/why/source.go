@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/why/trip"
@@ -57,36 +56,35 @@ func (s *Source) Start(ctx context.Context) error {
 }
 
 // await waits until the container runs.
-func (s *Source) await(ctx context.Context) (failed error) {
+func (s *Source) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	kube, what, running := s.cluster.Kube(), "the container "+s.Container, false
-	var last podstatus.Status
-	ended := client.NewMirror(kube, &corev1.Pod{}, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.Pod.Name).String(),
-	}, kube.CoreV1().Pods(s.Pod.Namespace)).Follow(ctx, func(all []*corev1.Pod) {
-		if len(all) == 0 || all[0].UID != s.Pod.UID {
-			failed = client.PodGone(s.Pod.Namespace, s.Pod.Name)
-			cancel()
-			return
+	kube, what, gone, last := s.cluster.Kube(), "the container "+s.Container, false, podstatus.Status{}
+	failed := func() bool {
+		return last.Problem == podstatus.Ended || last.Problem != podstatus.None && !last.Retrying
+	}
+	err := client.NewMirror(kube, &corev1.Pod{}, metav1.ListOptions{FieldSelector: "metadata.name=" + s.Pod.Name},
+		kube.CoreV1().Pods(s.Pod.Namespace)).Follow(ctx, func(all []*corev1.Pod) {
+		if gone = len(all) == 0 || all[0].UID != s.Pod.UID; !gone {
+			last = podstatus.Of(all[0], s.Container)
 		}
-		last = podstatus.Of(all[0], s.Container)
-		if last.Problem == podstatus.Ended || last.Problem != podstatus.None && !last.Retrying {
-			failed = last.Error(what, api.ExitInject)
-		}
-		if running = last.Running; running || failed != nil {
+		if gone || last.Running || failed() {
 			cancel()
 		}
 	})
 	switch {
-	case running, failed != nil:
-		return failed
-	case errors.Is(ended, context.DeadlineExceeded):
+	case gone:
+		return client.PodGone(s.Pod.Namespace, s.Pod.Name)
+	case last.Running:
+		return nil
+	case failed():
+		return last.Error(what, api.ExitInject)
+	case errors.Is(err, context.DeadlineExceeded):
 		return api.Errorf(api.ExitInject, "%s of the pod %s does not start: %s", what, s.Pod.Name, last.Text).
 			WithHint("`kubectl -n %s describe pod %s` shows the cause.", api.ShellQuote(s.Pod.Namespace),
 				api.ShellQuote(s.Pod.Name))
 	}
-	return ended
+	return err
 }
 
 // Run is a trip.Runner: it runs an errand in the container. It trusts nothing that the container sends.
