@@ -94,7 +94,17 @@ func Run(ctx context.Context, cfg Config) api.Diagnosis {
 	}
 	f := &facts{Config: cfg}
 	f.status = sync.OnceValues(func() (*api.Status, error) { return cfg.Status(ctx) })
-	f.manager = sync.OnceValues(func() (install.Inspection, error) { return f.lookForManager(ctx) })
+	f.manager = sync.OnceValues(func() (install.Inspection, error) {
+		ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+		defer cancel()
+		i, err := install.Inspect(ctx, f.cluster, install.Options{
+			Namespace: f.Settings.ManagerNamespace, FallbackNamespace: f.prepared.Namespace, Image: f.Settings.Image,
+		})
+		if err != nil {
+			err = f.cluster.Explain(err) // also checkTimeout
+		}
+		return i, err
+	})
 	return diagnose(ctx, f, checks())
 }
 

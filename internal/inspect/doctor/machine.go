@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"runtime"
 
@@ -110,14 +109,4 @@ func connectionFault(c api.Connection) api.Finding {
 			c.Warnings[0])
 	}
 	return api.Finding{}
-}
-
-// ancestor returns the directory, or the nearest one above it that exists.
-func ancestor(dir string) string {
-	for {
-		if _, err := os.Stat(dir); err == nil || filepath.Dir(dir) == dir {
-			return dir
-		}
-		dir = filepath.Dir(dir)
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -143,7 +144,10 @@ func rootCapability() api.Finding {
 
 // storage checks the directory of the daemon's log, keys and trusted clusters.
 func storage(_ context.Context, f *facts) api.Finding {
-	dir := ancestor(f.Paths.StateDir)
+	dir := f.Paths.StateDir
+	for _, err := os.Stat(dir); err != nil && dir != filepath.Dir(dir); _, err = os.Stat(dir) {
+		dir = filepath.Dir(dir) // the nearest one that exists
+	}
 	const effect = "the daemon cannot write its log and its key"
 	const fix = "XDG_STATE_HOME=/a/directory/with/space kubevpn connect"
 	if err := unix.Access(dir, unix.W_OK); err != nil {

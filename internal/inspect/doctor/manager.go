@@ -15,19 +15,6 @@ import (
 	"kubevpn/internal/process/version"
 )
 
-// lookForManager looks for the traffic manager, and for the right to use or to install it.
-func (f *facts) lookForManager(ctx context.Context) (install.Inspection, error) {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	i, err := install.Inspect(ctx, f.cluster, install.Options{
-		Namespace: f.Settings.ManagerNamespace, FallbackNamespace: f.prepared.Namespace, Image: f.Settings.Image,
-	})
-	if err != nil {
-		err = f.cluster.Explain(err) // also checkTimeout
-	}
-	return i, err
-}
-
 // rights reviews what the user may do.
 func rights(ctx context.Context, f *facts) api.Finding {
 	m, err := f.manager()

@@ -36,10 +36,10 @@ func inspect() (osdns.Inspection, error) {
 // resolver checks how kubevpn would put its resolver into the path of queries, and who else wants that place.
 func resolver(ctx context.Context, f *facts) api.Finding {
 	i, err := inspect()
-	if errors.Is(err, errors.ErrUnsupported) {
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
 		return skipped("%v", err)
-	}
-	if err != nil {
+	case err != nil:
 		return broken(api.ExitNetwork, "names do not resolve", "ls -l /etc/resolv.conf",
 			"cannot read the machine's nameservers: %v", err)
 	}
@@ -141,9 +141,6 @@ const ownDevices = "kubevpn"
 // otherVPNs looks for the tunnels of other VPNs.
 func otherVPNs(context.Context, *facts) api.Finding {
 	tunnels, err := route.Tunnels()
-	if errors.Is(err, errors.ErrUnsupported) {
-		return skipped("%v", err)
-	}
 	if err != nil {
 		return routesUnread(err)
 	}
@@ -151,6 +148,9 @@ func otherVPNs(context.Context, *facts) api.Finding {
 }
 
 func routesUnread(err error) api.Finding {
+	if errors.Is(err, errors.ErrUnsupported) {
+		return skipped("%v", err)
+	}
 	return broken(api.ExitNetwork, "kubevpn cannot see what its routes would hide", "ip route show table all",
 		"cannot read this machine's routes: %v", err)
 }
@@ -212,12 +212,10 @@ func (f *facts) connections() []api.Connection {
 }
 
 func foreseen(seen api.Foresight) api.Finding {
-	if seen.Overlap != nil {
-		f := failed(seen.Overlap, "`kubevpn connect` changes nothing and ends with this error")
-		if _, command, found := strings.Cut(f.Fix, "\n"); found {
-			f.Fix = strings.TrimSpace(command)
-		}
-		return f
+	if e := seen.Overlap; e != nil {
+		_, command, _ := strings.Cut(e.Hint, "\n")
+		return broken(e.Code, "`kubevpn connect` changes nothing and ends with this error",
+			cmp.Or(strings.TrimSpace(command), e.Hint), "%s", e.Message)
 	}
 	i := slices.IndexFunc(seen.Warnings, func(w string) bool { return strings.Contains(w, " overlaps ") })
 	if i >= 0 {

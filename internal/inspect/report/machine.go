@@ -18,70 +18,56 @@ import (
 // commandTimeout limits a program that prints a part.
 const commandTimeout = 5 * time.Second
 
-// look is a part that programs print, or that files contain.
-type look struct {
-	name, about string
-	commands    []string // without quotes: fields are the arguments
-	files       []string
-}
-
-// looks returns the parts about the network of a machine.
+// looks returns the parts about the network of a machine that programs print, by the commands of these. Commands have no
+// quotes: fields are the arguments.
 func looks(system string) []look {
 	switch system {
 	case "linux":
 		return []look{
-			{"machine.txt", "the kernel and the distribution", []string{"uname -srvm"}, []string{"/etc/os-release"}},
+			{"machine.txt", "the kernel and the distribution", []string{"uname -srvm", "cat /etc/os-release"}},
 			{"routes.txt", "addresses, routes and routing rules", []string{"ip -brief address", "ip -4 rule",
-				"ip -6 rule", "ip -4 route show table all", "ip -6 route show table all"}, nil},
+				"ip -6 rule", "ip -4 route show table all", "ip -6 route show table all"}},
 			{"rules.txt", "nftables rules, without the content of sets",
-				[]string{"nft --stateless --terse list ruleset"}, nil},
-			{"resolver.txt", "name resolution", []string{"resolvectl --no-pager status"},
-				[]string{"/etc/resolv.conf", "/etc/nsswitch.conf"}},
+				[]string{"nft --stateless --terse list ruleset"}},
+			{"resolver.txt", "name resolution", []string{"resolvectl --no-pager status", "cat /etc/resolv.conf",
+				"cat /etc/nsswitch.conf"}},
 		}
 	case "windows":
 		return []look{
-			{"machine.txt", "the version of Windows", []string{"cmd /c ver"}, nil},
-			{"routes.txt", "interfaces and routes", []string{"route print"}, nil},
+			{"machine.txt", "the version of Windows", []string{"cmd /c ver"}},
+			{"routes.txt", "interfaces and routes", []string{"route print"}},
 			{"resolver.txt", "name resolution", []string{"netsh interface ip show dnsservers",
-				"netsh namespace show effectivepolicy"}, nil},
+				"netsh namespace show effectivepolicy"}},
 		}
 	}
 	return []look{
-		{"machine.txt", "the kernel", []string{"uname -srvm"}, nil},
-		{"routes.txt", "interfaces and routes", []string{"ifconfig -a", "netstat -rn"}, nil},
-		{"rules.txt", "packet filter rules", []string{"pfctl -s rules"}, nil},
-		{"resolver.txt", "name resolution", []string{"scutil --dns"}, []string{"/etc/resolv.conf"}},
+		{"machine.txt", "the kernel", []string{"uname -srvm"}},
+		{"routes.txt", "interfaces and routes", []string{"ifconfig -a", "netstat -rn"}},
+		{"rules.txt", "packet filter rules", []string{"pfctl -s rules"}},
+		{"resolver.txt", "name resolution", []string{"scutil --dns", "cat /etc/resolv.conf"}},
 	}
+}
+
+type look struct {
+	name, about string
+	commands    []string
 }
 
 // Machine collects the parts about this machine.
 func Machine(ctx context.Context) (parts []Part) {
 	for _, l := range looks(runtime.GOOS) {
-		parts = append(parts, l.part(ctx))
+		p := Part{Name: l.name, About: l.about}
+		for _, command := range l.commands {
+			text, err := run(ctx, strings.Fields(command))
+			if err != nil {
+				p.Err = errors.Join(p.Err, fmt.Errorf("%s: %w", command, err))
+				continue
+			}
+			p.Text += fmt.Sprintf("$ %s\n%s\n", command, text)
+		}
+		parts = append(parts, p)
 	}
 	return parts
-}
-
-func (l look) part(ctx context.Context) Part {
-	p := Part{Name: l.name, About: l.about}
-	var text strings.Builder
-	add := func(title, content string, err error) {
-		if err != nil {
-			p.Err = errors.Join(p.Err, fmt.Errorf("%s: %w", title, err))
-			return
-		}
-		fmt.Fprintf(&text, "$ %s\n%s\n", title, content)
-	}
-	for _, command := range l.commands {
-		content, err := run(ctx, strings.Fields(command))
-		add(command, content, err)
-	}
-	for _, file := range l.files {
-		content, err := os.ReadFile(file)
-		add("cat "+file, string(content), err)
-	}
-	p.Text = text.String()
-	return p
 }
 
 // run returns the standard output of a program.
