@@ -31,7 +31,7 @@ type Program struct {
 	plain http.Transport         // HTTP/1 and TLS
 	h2c   http.Transport         // HTTP/2 without TLS
 
-	listened sync.Map // the places where a program has listened
+	listened sync.Map // the addresses where a program has listened
 }
 
 // NewProgram returns the program that listens on the local ports. body is how many bytes of a body are compared.
@@ -54,7 +54,7 @@ func NewProgram(ports []api.PortMap, body int) *Program {
 	return p
 }
 
-// Listens returns the first place where a program listens, for people, or "".
+// Listens returns the first address where a program listens, for people, or "".
 func (p *Program) Listens(ctx context.Context) string {
 	for _, port := range p.ports {
 		if trip.Try(ctx, port.Place()).Done {
@@ -73,9 +73,9 @@ func (p *Program) Send(ctx context.Context, e *api.Exchange) *api.Exchange {
 	ctx, cancel := context.WithTimeoutCause(ctx, Timeout, fmt.Errorf("no answer within %v", Timeout))
 	defer cancel()
 	err := p.exchange(ctx, e, local)
-	if place := p.ports[e.Server.Port()].Place(); !errors.Is(err, syscall.ECONNREFUSED) {
-		p.listened.Store(place, true)
-	} else if _, listened := p.listened.Load(place); !listened {
+	if address := p.ports[e.Server.Port()].Place(); !errors.Is(err, syscall.ECONNREFUSED) {
+		p.listened.Store(address, true)
+	} else if _, listened := p.listened.Load(address); !listened {
 		return nil
 	}
 	local.Seconds = time.Since(local.Began).Seconds()
@@ -121,14 +121,14 @@ func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
 	return nil
 }
 
-// request returns the recorded request for a place.
-func request(ctx context.Context, e *api.Exchange, place string) (*http.Request, error) {
+// request returns the recorded request for an address of this machine.
+func request(ctx context.Context, e *api.Exchange, address string) (*http.Request, error) {
 	r := &e.Request
 	to, err := url.ParseRequestURI(r.Path)
 	if err != nil {
 		return nil, fmt.Errorf("parsing the path: %w", err)
 	}
-	to.Scheme, to.Opaque, to.User, to.Host = "http", "", nil, place
+	to.Scheme, to.Opaque, to.User, to.Host = "http", "", nil, address
 	if r.Scheme == "https" {
 		to.Scheme = "https"
 	}

@@ -22,11 +22,11 @@ const (
 	maxRouteShown = 200
 )
 
-// place is a place in the answers to a route.
-type place struct{ route, where string }
+// groupKey identifies a group: a place in the answers to a route.
+type groupKey struct{ route, where string }
 
 // elsewhere counts the differences in routes and places beyond maxGroups.
-var elsewhere = place{"other routes", "other differences"}
+var elsewhere = groupKey{"other routes", "other differences"}
 
 // Results collects the differences of many requests. Its methods are safe for concurrent use.
 type Results struct {
@@ -36,16 +36,16 @@ type Results struct {
 	mu         sync.Mutex
 	requests   int
 	incomplete int
-	groups     map[place]*api.DiffGroup
+	groups     map[groupKey]*api.DiffGroup
 	kinds      map[string]*kind
-	varying    map[place]*api.DiffIgnored
+	varying    map[groupKey]*api.DiffIgnored
 	routes     map[string][]string // the places of varying, by route
 	skipped    map[string]int
 }
 
 // kind counts requests that differ in the same places. The places that vary may be known only later.
 type kind struct {
-	places []place
+	places []groupKey
 	n      int
 }
 
@@ -53,8 +53,8 @@ type kind struct {
 // unless the group's place is known to vary.
 func NewResults(redact []string, first func(api.DiffGroup)) *Results {
 	return &Results{secrets: redact, first: first,
-		groups: make(map[place]*api.DiffGroup), kinds: make(map[string]*kind),
-		varying: make(map[place]*api.DiffIgnored), routes: make(map[string][]string), skipped: make(map[string]int)}
+		groups: make(map[groupKey]*api.DiffGroup), kinds: make(map[string]*kind),
+		varying: make(map[groupKey]*api.DiffIgnored), routes: make(map[string][]string), skipped: make(map[string]int)}
 }
 
 // Route returns the method and the path of a request, with {id} in place of the parts that look like IDs.
@@ -98,14 +98,14 @@ func (r *Results) Add(e *api.Exchange, all []Difference, incomplete bool) []Diff
 		r.incomplete++
 	}
 	route := r.secrets.Hide("", Route(e))
-	var places []place
+	var places []groupKey
 	var left []Difference
 	for _, d := range all {
 		d = r.hide(d)
 		if !r.varies(route, d.Where) {
 			left = append(left, d)
 		}
-		if p := r.group(e, place{route, d.Where}, d); !slices.Contains(places, p) {
+		if p := r.group(e, groupKey{route, d.Where}, d); !slices.Contains(places, p) {
 			places = append(places, p)
 			r.groups[p].Requests++
 		}
@@ -128,7 +128,7 @@ func (r *Results) hide(d Difference) Difference {
 }
 
 // group adds an example of a difference to its group, and returns the place of that.
-func (r *Results) group(e *api.Exchange, p place, d Difference) place {
+func (r *Results) group(e *api.Exchange, p groupKey, d Difference) groupKey {
 	if r.groups[p] == nil && len(r.groups) >= maxGroups {
 		p = elsewhere
 	}
@@ -148,7 +148,7 @@ func (r *Results) group(e *api.Exchange, p place, d Difference) place {
 }
 
 // count counts a request that differs in these places.
-func (r *Results) count(places []place) {
+func (r *Results) count(places []groupKey) {
 	name := fmt.Sprintf("%q", places)
 	if r.kinds[name] == nil && len(r.kinds) >= maxKinds {
 		places = places[:1]
@@ -169,7 +169,7 @@ func (r *Results) vary(e *api.Exchange, all []Difference, reason string) {
 		if d.Where == "status" || d.Where == "answer" { // a fault, not a value that varies
 			continue
 		}
-		p := place{route, d.Where}
+		p := groupKey{route, d.Where}
 		v := r.varying[p]
 		if v == nil {
 			if len(r.varying) >= maxIgnored {
@@ -192,29 +192,24 @@ func (r *Results) varies(route, where string) bool {
 	})
 }
 
-// counts returns how many requests were compared, and how many of them differ. Call with mu held.
-func (r *Results) counts() (requests, differ int) {
+// Counts returns how many requests were compared, and how many of them differ.
+func (r *Results) Counts() (requests, differ int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, k := range r.kinds {
-		if slices.ContainsFunc(k.places, func(p place) bool { return !r.varies(p.route, p.where) }) {
+		if slices.ContainsFunc(k.places, func(p groupKey) bool { return !r.varies(p.route, p.where) }) {
 			differ += k.n
 		}
 	}
 	return r.requests, differ
 }
 
-// Counts returns how many requests were compared, and how many of them differ.
-func (r *Results) Counts() (requests, differ int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.counts()
-}
-
 // Summary returns the result so far. The caller adds the namespace, the workload and what was dropped.
 func (r *Results) Summary() api.Diff {
+	requests, differ := r.Counts()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	d := api.Diff{Differences: []api.DiffGroup{}, Incomplete: r.incomplete}
-	d.Requests, d.Differ = r.counts()
+	d := api.Diff{Requests: requests, Differ: differ, Differences: []api.DiffGroup{}, Incomplete: r.incomplete}
 	for _, g := range r.groups {
 		if !r.varies(g.Route, g.Where) {
 			shown := *g

@@ -56,7 +56,14 @@ func (c Cluster) Collect(ctx context.Context) []Part {
 	if s.ok("the pods of the traffic manager", c, err) && len(pods) == 0 {
 		s.line("no traffic manager in the namespace %s", ns)
 	}
-	c.deployment(ctx, s, ns)
+	d, err := c.Kube().AppsV1().Deployments(ns).Get(ctx, install.ManagerName, metav1.GetOptions{})
+	if s.ok("the Deployment of the traffic manager", c, err) {
+		s.line("deployment %s/%s: %d of %d ready, labels %v", ns, d.Name, d.Status.ReadyReplicas, d.Status.Replicas,
+			d.Labels)
+		for _, condition := range d.Status.Conditions {
+			s.line("  %s %s: %s %s", condition.Type, condition.Status, condition.Reason, api.OneLine(condition.Message))
+		}
+	}
 	logs := c.logs(ctx, s, pods, func(string) bool { return true })
 	var intercepted []*corev1.Pod
 	namespaces := append([]string{c.Namespace}, c.Intercepted...)
@@ -85,19 +92,6 @@ func (s *summarized) ok(what string, c Cluster, err error) bool {
 	}
 	s.Err = errors.Join(s.Err, fmt.Errorf("%s: %w", what, c.Explain(err)))
 	return false
-}
-
-// deployment describes the traffic manager's Deployment.
-func (c Cluster) deployment(ctx context.Context, s *summarized, ns string) {
-	d, err := c.Kube().AppsV1().Deployments(ns).Get(ctx, install.ManagerName, metav1.GetOptions{})
-	if !s.ok("the Deployment of the traffic manager", c, err) {
-		return
-	}
-	s.line("deployment %s/%s: %d of %d ready, labels %v", ns, d.Name, d.Status.ReadyReplicas, d.Status.Replicas,
-		d.Labels)
-	for _, condition := range d.Status.Conditions {
-		s.line("  %s %s: %s %s", condition.Type, condition.Status, condition.Reason, api.OneLine(condition.Message))
-	}
 }
 
 // logs describes the containers of the pods that wanted accepts, and returns their logs.

@@ -213,22 +213,22 @@ func (j *judge) program() finding {
 	if l == nil || !l.mine() || l.intercept.Clone {
 		return found(api.HopSkipped, "the request is not for this machine")
 	}
-	place := api.Find(l.intercept.Ports, func(p api.PortMap) bool {
+	port := api.Find(l.intercept.Ports, func(p api.PortMap) bool {
 		return p.Protocol == "tcp" && p.Container == l.request.Port
 	})
-	if place == nil {
+	if port == nil {
 		return found(api.HopUnknown, "port %d of the pod has no port of this machine", l.request.Port)
 	}
-	switch s := j.Local[place.Place()]; {
+	switch s := j.Local[port.Place()]; {
 	case s.Tried() && !s.Done:
-		return failed(api.ExitLocalPort, "nothing listens on %s: %s", place.Where(), s.Error).
+		return failed(api.ExitLocalPort, "nothing listens on %s: %s", port.Where(), s.Error).
 			hint("Start your program there; on this machine it must listen on 127.0.0.1 or ::1. For another port, run "+
 				"`kubevpn proxy %s --port LOCAL:%d`, for another host `--port %[2]d=HOST:PORT`.",
 				api.ShellQuote(l.intercept.Workload), l.request.Port)
 	case j.Trip.Answer.Failure == trip.TimedOut:
 		return failed(api.ExitLocalHang, "the program on %s accepted it, and sent no answer within %.1f s",
-			place.Where(), j.Trip.Answer.Seconds).
+			port.Where(), j.Trip.Answer.Seconds).
 			hint("It may stand at a breakpoint, or hang. --timeout waits for longer.")
 	}
-	return found(api.HopOK, "the program on %s has it", place.Where())
+	return found(api.HopOK, "the program on %s has it", port.Where())
 }

@@ -1,7 +1,7 @@
 // Package why explains what happens to one request to the cluster: `kubevpn why`.
 //
 //	observe.go    sends the request, and at the same time reads the cluster's objects: facts
-//	source.go     the pod that sends it, with --from
+//	podrunner.go  sends it from a pod, with --from
 //	judge.go      turns facts into hops and the cause; it is pure, so that tests plant causes as facts
 //	agent.go      what the agents and the program of this machine did
 //	endpoints.go  what Services and EndpointSlices say

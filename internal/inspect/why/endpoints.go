@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"kubevpn/internal/api"
@@ -153,9 +152,4 @@ func declared(p *corev1.Pod) (ports []corev1.ContainerPort) {
 		ports = append(ports, c.Ports...)
 	}
 	return slices.DeleteFunc(ports, func(p corev1.ContainerPort) bool { return !isTCP(p.Protocol) })
-}
-
-// selectorOf returns the selector of a Service, for people.
-func selectorOf(s *corev1.Service) string {
-	return cmp.Or(metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: s.Spec.Selector}), "nothing")
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/kubectl/pkg/util/podutils"
 	"k8s.io/utils/ptr"
 
@@ -369,7 +370,8 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (f finding) {
 	case j.Missing[objectPods] != "":
 		f = failed(api.ExitNoEndpoint, "%s has no endpoint", what).with(j.Missing[objectPods])
 	default:
-		f = failed(api.ExitNoEndpoint, "%s has no endpoint: no pod has the labels %s", what, selectorOf(j.Service)).
+		f = failed(api.ExitNoEndpoint, "%s has no endpoint: no pod has the labels %s", what,
+			labels.FormatLabels(j.Service.Spec.Selector)).
 			hint("`kubectl -n %s get pods --show-labels` shows the labels.", api.ShellQuote(j.Namespace))
 	}
 	if j.answered() { // the endpoint came or went in the meantime

@@ -183,7 +183,7 @@ func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.C
 	if err != nil {
 		return err
 	}
-	s, err := why.NewSource(ctx, l.Cluster, pod, image)
+	s, err := why.NewPodRunner(ctx, l.Cluster, pod, image)
 	if err != nil {
 		return err
 	}

@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// Stay is how long the container in a Source stays.
+	// Stay is how long the container of a PodRunner stays.
 	Stay = 10 * time.Minute
 	// startTimeout limits the time until that container runs. The node may have to pull the image.
 	startTimeout = time.Minute
 )
 
-// Source is a pod that sends requests: a program in an ephemeral container of it. The container ends by itself after
+// PodRunner runs errands in a pod: by a program in an ephemeral container of it. The container ends by itself after
 // Stay, and its entry remains in the pod's specification until the pod ends.
-type Source struct {
+type PodRunner struct {
 	Pod       *corev1.Pod
 	Container string // its name
 	New       bool   // Start has to add the container
@@ -35,10 +35,10 @@ type Source struct {
 	sender  workloads.Sender
 }
 
-// NewSource checks whether the cluster admits the container in a pod that runs. It changes nothing. Errors are
+// NewPodRunner checks whether the cluster admits the container in a pod that runs. It changes nothing. Errors are
 // *api.Error.
-func NewSource(ctx context.Context, c *client.Cluster, pod *corev1.Pod, image string) (*Source, error) {
-	s := &Source{Pod: pod, cluster: c,
+func NewPodRunner(ctx context.Context, c *client.Cluster, pod *corev1.Pod, image string) (*PodRunner, error) {
+	s := &PodRunner{Pod: pod, cluster: c,
 		sender: workloads.Sender{Image: image, Args: []string{"trip", "--stay", Stay.String()}}}
 	var err error
 	s.Container, s.New, err = workloads.New(c).AddSender(ctx, pod, s.sender, true)
@@ -46,7 +46,7 @@ func NewSource(ctx context.Context, c *client.Cluster, pod *corev1.Pod, image st
 }
 
 // Start adds the container if the pod has none, and waits until it runs. Errors are *api.Error.
-func (s *Source) Start(ctx context.Context) error {
+func (s *PodRunner) Start(ctx context.Context) error {
 	name, _, err := workloads.New(s.cluster).AddSender(ctx, s.Pod, s.sender, false)
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (s *Source) Start(ctx context.Context) error {
 }
 
 // await waits until the container runs.
-func (s *Source) await(ctx context.Context) error {
+func (s *PodRunner) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	kube, what, gone, last := s.cluster.Kube(), "the container "+s.Container, false, podstatus.Status{}
@@ -88,7 +88,7 @@ func (s *Source) await(ctx context.Context) error {
 }
 
 // Run is a trip.Runner: it runs an errand in the container. It trusts nothing that the container sends.
-func (s *Source) Run(ctx context.Context, e trip.Errand) (r trip.Report, err error) {
+func (s *PodRunner) Run(ctx context.Context, e trip.Errand) (r trip.Report, err error) {
 	conn := s.cluster.DialExec(s.Pod.Namespace, s.Pod.Name, s.Container, []string{trip.Program, "trip"})
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
