@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -31,10 +32,7 @@ func namespaces(context.Context, *facts) api.Finding {
 	case errors.Is(err, sandbox.ErrNoTUN) && noDevice != nil:
 		return skipped("a network for one program needs the device, see above")
 	}
-	fix := fixInBrackets.FindString(err.Error())
-	if fix == "" {
-		fix = "kubevpn run --socks 127.0.0.1:0 -- COMMAND"
-	}
+	fix := cmp.Or(fixInBrackets.FindString(err.Error()), "kubevpn run --socks 127.0.0.1:0 -- COMMAND")
 	return warning("`kubevpn run` gives programs a proxy instead of a network of their own, and `kubevpn dev` may "+
 		"fail; `kubevpn connect` works", fix, "%v", err)
 }

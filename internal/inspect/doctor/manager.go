@@ -113,15 +113,12 @@ func kubeProxy(ctx context.Context, f *facts) api.Finding {
 // proxyOf judges what serves ClusterIPs by the cluster's configuration, and the modes that nodes are known to have.
 func proxyOf(p client.KubeProxy, modes map[client.KubeProxyMode][]string) api.Finding {
 	if p.Replacement == "" && len(modes) > 0 {
-		var each []string
-		for _, mode := range slices.Sorted(maps.Keys(modes)) {
-			each = append(each, fmt.Sprintf("%s on %s", mode, api.Some(modes[mode], shown)))
-		}
-		p = client.KubeProxy{Mode: p.Mode, By: strings.Join(each, ", ") + "; in the cluster's configuration it is " +
+		each := api.Texts(slices.Sorted(maps.Keys(modes)), func(mode client.KubeProxyMode) string {
+			return fmt.Sprintf("%s on %s", mode, api.Some(modes[mode], shown))
+		})
+		p = client.KubeProxy{Mode: client.KubeProxyIPVS, By: api.Join(each) + "; in the cluster's configuration it is " +
 			p.String()}
-		if len(modes[client.KubeProxyIPVS]) > 0 {
-			p.Mode = client.KubeProxyIPVS
-		} else {
+		if len(modes[client.KubeProxyIPVS]) == 0 {
 			return ok("%s", p.By)
 		}
 	}

@@ -113,7 +113,9 @@ func Curl(e *api.Exchange) string {
 		words = append(words, "--request-target", r.Path)
 	}
 	words = append(words, to.String())
-	if missing := redacted(e); len(missing) > 0 {
+	missing := slices.Sorted(maps.Keys(r.Headers)) // whose values are not known
+	missing = slices.DeleteFunc(missing, func(name string) bool { return !slices.Contains(e.Redacted, name) })
+	if len(missing) > 0 {
 		fmt.Fprintf(&b, "# without %s: redacted\n", api.CleanLine(strings.Join(missing, ", ")))
 	}
 	for _, part := range []string{"path", "request body"} {
@@ -129,12 +131,6 @@ func Curl(e *api.Exchange) string {
 	}
 	b.WriteString(piped + strings.Join(words, " ") + "\n")
 	return b.String()
-}
-
-// redacted returns the headers of the request whose values are not known.
-func redacted(e *api.Exchange) []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(e.Request.Headers)),
-		func(name string) bool { return !slices.Contains(e.Redacted, name) })
 }
 
 // headerWords returns the options for the headers. curl's own headers are left out if the request lacks them.
@@ -170,8 +166,7 @@ func headerWords(e *api.Exchange, host string) []string {
 
 // quote makes s one word of a shell command. Unlike api.ShellQuote it keeps the lines of a body.
 func quote(s string) string {
-	lines := strings.Split(s, "\n")
-	if len(lines) == 1 && !strings.Contains(s, "\t") {
+	if !strings.ContainsAny(s, "\n\t") {
 		return api.ShellQuote(s)
 	}
 	return "'" + strings.ReplaceAll(api.Clean(s), "'", `'\''`) + "'"

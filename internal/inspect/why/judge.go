@@ -206,8 +206,7 @@ func (j *judge) name() finding {
 	}):
 		return failed(api.ExitRouteTaken, "%s leads to %s, which is not routed into the cluster", host,
 			api.Some(want, maxAddresses)).
-			hint("`kubevpn status` shows why. `kubevpn connect --exclude-cidr` lets this machine reach the address " +
-				"by\nitself.")
+			hint("`kubevpn status` shows why. With `kubevpn connect --exclude-cidr` this machine reaches it by itself.")
 	case len(want) > 0:
 		return j.taken("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
 			api.Some(want, maxAddresses))
@@ -257,8 +256,7 @@ func (j *judge) route() finding {
 			hint("`ip route get %v` shows the route. Stop the other VPN, or keep the network out of it.", to)
 	case slices.Contains(j.ClusterDNS.Addresses, to), j.Service != nil, len(j.all) > 0:
 		return failed(api.ExitRouteTaken, "%v goes to %s: none of the networks of the tunnel contains it", to, device).
-			hint("`kubevpn status -o wide` lists the networks and why one is missing; `kubevpn connect --extra-cidr` " +
-				"adds one.")
+			hint("`kubevpn status -o wide` says why a network is missing; `kubevpn connect --extra-cidr` adds one.")
 	}
 	return found(api.HopNote, "%v goes to %s: it is no address of the cluster", to, device)
 }
@@ -356,8 +354,7 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (f finding) {
 	case len(j.ready) > 0 && local && j.Source != nil && !slices.ContainsFunc(j.ready, here):
 		f = failed(api.ExitNoEndpoint, "%s has internalTrafficPolicy Local, and no ready endpoint on the node %s of %s",
 			what, j.Source.Spec.NodeName, j.source()).
-			hint("Only pods of nodes with an endpoint reach this Service. Use the address of a pod, or the policy " +
-				"Cluster.")
+			hint("Only pods on nodes with an endpoint reach it. Use the address of a pod, or the policy Cluster.")
 	case len(j.ready) > 0, serving:
 		return f
 	case len(j.all) == 0 && port != nil && slices.ContainsFunc(j.Pods, isReady):

@@ -106,9 +106,7 @@ func (o *observer) trace(ctx context.Context) {
 		return
 	}
 	delete(o.Missing, objectAgents)
-	o.Traces = slices.DeleteFunc(all, func(t api.InterceptTrace) bool {
-		return t.Connection != o.Connection.ID
-	})
+	o.Traces = slices.DeleteFunc(all, func(t api.InterceptTrace) bool { return t.Connection != o.Connection.ID })
 }
 
 // dialLocal connects to the programs to which the intercepts lead.
