@@ -182,7 +182,9 @@ func (c *comparison) values(path []step, a, b any) {
 	switch a := a.(type) {
 	case map[string]any:
 		if b, same := b.(map[string]any); same {
-			c.objects(path, a, b)
+			for _, name := range names(a, b) {
+				c.values(append(path, name), memberOf(a, name), memberOf(b, name))
+			}
 			return
 		}
 	case []any:
@@ -203,16 +205,11 @@ func (c *comparison) values(path []step, a, b any) {
 	c.value(path, show(a), show(b))
 }
 
-func (c *comparison) objects(path []step, a, b map[string]any) {
-	value := func(of map[string]any, name string) any {
-		if v, known := of[name]; known {
-			return v
-		}
-		return nothing{}
+func memberOf(object map[string]any, name string) any {
+	if v, known := object[name]; known {
+		return v
 	}
-	for _, name := range names(a, b) {
-		c.values(append(path, name), value(a, name), value(b, name))
-	}
+	return nothing{}
 }
 
 // nothing is the value of a member that an object does not have.

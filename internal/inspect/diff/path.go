@@ -15,9 +15,7 @@ import (
 // step is one step of a path into a JSON value: the name of a member (string) or the index of an element (int).
 type step any
 
-func plainName(s string) bool { return s != "" && strings.Trim(s, nameChars) == "" }
-
-const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+var plainName = regexp.MustCompile(`^[\w-]+$`)
 
 // pathText returns a path with all elements of a list as one: $.items[*].id.
 func pathText(path []step) string {
@@ -28,13 +26,10 @@ func pathText(path []step) string {
 		switch {
 		case !isMember:
 			b.WriteString("[*]")
-		case plainName(name):
+		case plainName.MatchString(name):
 			b.WriteString("." + name)
 		default:
-			quoted, err := json.Marshal(cut(name, maxText))
-			if err != nil {
-				panic(err) // a string
-			}
+			quoted, _ := json.Marshal(cut(name, maxText)) // no error: it is a string
 			b.WriteString("[" + string(quoted) + "]")
 		}
 	}

@@ -82,9 +82,7 @@ func (p *Program) Send(ctx context.Context, e *api.Exchange) *api.Exchange {
 	if err == nil {
 		return local
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		err = cause
-	}
+	err = cmp.Or(context.Cause(ctx), err)
 	local.Response, local.Wait, local.Error = nil, local.Seconds, err.Error()
 	return local
 }

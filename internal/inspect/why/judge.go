@@ -35,10 +35,7 @@ type facts struct {
 	Trip trip.Result
 	// ClusterDNS is what cluster DNS answers, asked through the tunnel. It is asked only for names that can be the
 	// cluster's.
-	ClusterDNS struct {
-		Addresses []netip.Addr
-		Step      trip.Step
-	}
+	ClusterDNS trip.Result
 	// Namespace and Name are the Service that the host stands for; empty: it cannot be one.
 	Namespace, Name string
 	Certain         bool // the host is a name of the cluster, whether or not the Service exists
@@ -190,14 +187,14 @@ func (j *judge) name() finding {
 	}
 	switch {
 	case t.Lookup.Done:
-	case t.Lookup.Failure == trip.TimedOut && j.ClusterDNS.Step.Done && len(policies) > 0:
+	case t.Lookup.Failure == trip.TimedOut && j.ClusterDNS.Lookup.Done && len(policies) > 0:
 		return failed(api.ExitNetworkPolicy, "%s does not answer pod %s, and NetworkPolicy %s does not allow the pod "+
 			"to reach cluster DNS", who, j.Source.Name, api.Join(policies)).
 			hint("Allow its egress to UDP and TCP port 53 of cluster DNS.")
 	case len(want) == 0 && j.Certain && j.Service == nil && j.Missing[objectServices] == "":
 		return failed(api.ExitNameMissing, "there is no Service %s in the namespace %s", j.Name, j.Namespace).
 			hint("`kubectl -n %s get services` lists what there is.", api.ShellQuote(j.Namespace))
-	case j.ClusterDNS.Step.Failure == trip.TimedOut:
+	case j.ClusterDNS.Lookup.Failure == trip.TimedOut:
 		return failed(api.ExitNameMissing, "cluster DNS does not answer for %s", host).
 			hint("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` " +
 				"shows\nthe checks of the connection.")

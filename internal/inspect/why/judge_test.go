@@ -54,7 +54,7 @@ func healthy(t *testing.T) *facts {
 		Namespace: "shop", Name: "web", Certain: true,
 		Dials: map[netip.AddrPort]trip.Step{atPod: ok}, Missing: map[object]string{},
 	}
-	f.ClusterDNS.Addresses, f.ClusterDNS.Step = []netip.Addr{vip.Addr()}, ok
+	f.ClusterDNS.Addresses, f.ClusterDNS.Lookup = []netip.Addr{vip.Addr()}, ok
 	service := decode[corev1.Service](t, `
 {metadata: {name: web, namespace: shop}, spec: {clusterIP: 10.96.0.80, clusterIPs: [10.96.0.80], selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}}`)
 	f.Service = &service

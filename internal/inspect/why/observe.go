@@ -236,9 +236,8 @@ func (o *observer) askClusterDNS(ctx context.Context) {
 	}
 	name := fmt.Sprintf("%s.%s.svc.%s.", o.Name, o.Namespace, dns.Domain)
 	at := netip.AddrPortFrom(dns.Servers[0], 53).String()
-	if r, err := o.here(ctx, trip.Errand{Name: name, Nameserver: at}); err == nil {
-		o.ClusterDNS.Addresses, o.ClusterDNS.Step = r.Result.Addresses, r.Result.Lookup
-	}
+	r, _ := o.here(ctx, trip.Errand{Name: name, Nameserver: at}) // without an answer, it is unknown
+	o.ClusterDNS = r.Result
 }
 
 // read returns what from reads within readTimeout. If that fails, read notes why and returns the zero value.

@@ -163,9 +163,7 @@ func lookup(ctx context.Context, name, nameserver string) (addresses []netip.Add
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if !slices.Contains(asked, address) {
-				asked = append(asked, address)
-			}
+			asked = append(asked, address)
 			return new(net.Dialer).DialContext(ctx, network, address)
 		},
 	}
