@@ -43,15 +43,10 @@ func release() string {
 func kernel(_ context.Context, f *facts) api.Finding { return kernelOf(release(), f.Machine) }
 
 func kernelOf(release, machine string) api.Finding {
-	switch {
-	case strings.HasSuffix(machine, " 1"): // WSL 1
+	if strings.HasSuffix(machine, " 1") { // WSL 1
 		return broken(api.ExitNoTUN, "`kubevpn connect` cannot create its device",
 			"wsl --set-version DISTRIBUTION 2   # in Windows\n"+withoutDevice,
 			"this is %s, which has no Linux kernel", machine)
-	case !atLeast(release, ownerMajor, ownerMinor):
-		return warning("kubevpn has no nftables tables that end with it: it edits resolv.conf without "+
-			"systemd-resolved, and neighbours of a machine that forwards packets can enter the tunnel",
-			"upgrade the kernel", "Linux %s is older than %d.%d", release, ownerMajor, ownerMinor)
 	}
 	return ok("Linux %s, %s %s", release, runtime.GOARCH, machine)
 }
@@ -107,26 +102,29 @@ func hasModule(root fs.FS, release, name string) (has, known bool) {
 }
 
 // lacksNFTables returns why a root helper cannot use nftables, or nil. known is false if only root can tell.
-func lacksNFTables() (err error, known bool) {
-	if !atLeast(release(), ownerMajor, ownerMinor) {
-		return fmt.Errorf("a table with an owner needs Linux %d.%d", ownerMajor, ownerMinor), true
+func lacksNFTables(release string) (err error, known bool) {
+	if !atLeast(release, ownerMajor, ownerMinor) {
+		return fmt.Errorf("Linux %s is older than %d.%d", release, ownerMajor, ownerMinor), true
 	}
 	if sandbox.HasCapability(unix.CAP_NET_ADMIN) {
 		return netfilter.Available(), true
 	}
-	has, known := hasModule(os.DirFS("/"), release(), "nf_tables")
+	has, known := hasModule(os.DirFS("/"), release, "nf_tables")
 	if known && !has {
 		return errors.New("the kernel has no module nf_tables"), true
 	}
 	return nil, has
 }
 
-func nftables(context.Context, *facts) api.Finding {
-	err, known := lacksNFTables()
+func nftables(context.Context, *facts) api.Finding { return nftablesOf(release()) }
+
+func nftablesOf(release string) api.Finding {
+	err, known := lacksNFTables(release)
 	switch {
 	case err != nil:
 		return warning("without systemd-resolved, kubevpn edits resolv.conf; neighbours of a machine that forwards "+
-			"packets can enter the tunnel", "sudo modprobe nf_tables", "nftables cannot be used: %v", err)
+			"packets can enter the tunnel", "sudo modprobe nf_tables   # or upgrade the kernel",
+			"nftables cannot be used: %v", err)
 	case !known:
 		return skipped("only root can see whether the kernel has nf_tables; most have it")
 	}

@@ -14,9 +14,13 @@ import (
 func TestKernelOf(t *testing.T) {
 	finding{fine, 0, "Linux 6.1.0-13-amd64", ""}.check(t, kernelOf("6.1.0-13-amd64", ""))
 	finding{fine, 0, "WSL 2", ""}.check(t, kernelOf("5.15.167.4-microsoft-standard-WSL2", "WSL 2"))
-	finding{warns, 0, "Linux 5.4.0 is older than 5.12", "kernel"}.check(t, kernelOf("5.4.0", ""))
+	finding{fine, 0, "Linux 5.4.0", ""}.check(t, kernelOf("5.4.0", ""))
 	finding{fails, api.ExitNoTUN, "WSL 1", "wsl --set-version"}.check(t, kernelOf("4.4.0-19041-Microsoft", "WSL 1"))
 	finding{fine, 0, "Linux odd", ""}.check(t, kernelOf("odd", ""))
+}
+
+func TestNFTablesNeedTablesThatEndWithTheirProcess(t *testing.T) {
+	finding{warns, 0, "Linux 5.4.0 is older than 5.12", "upgrade the kernel"}.check(t, nftablesOf("5.4.0"))
 }
 
 func TestDeviceIn(t *testing.T) {

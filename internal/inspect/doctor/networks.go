@@ -29,7 +29,7 @@ const (
 )
 
 func inspect() (osdns.Inspection, error) {
-	lacking, _ := lacksNFTables()
+	lacking, _ := lacksNFTables(release())
 	return osdns.Inspect(osdns.Options{}, lacking)
 }
 
