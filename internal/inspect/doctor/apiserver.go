@@ -87,7 +87,8 @@ func address(ctx context.Context, f *facts) api.Finding {
 	case err != nil && path.Proxy != "":
 		e := f.cluster.Explain(err)
 		return broken(e.Code, nothingWorks, "curl -v "+api.ShellQuote(path.Proxy)+"   # the proxy must answer; see "+
-			"HTTPS_PROXY, NO_PROXY and the kubeconfig's proxy-url", "the proxy %s before the API server: %v", path.Proxy, e)
+			"HTTPS_PROXY, NO_PROXY and the kubeconfig's proxy-url",
+			"the proxy %s before the API server: %v", path.Proxy, e)
 	case err != nil:
 		return failed(f.cluster.Explain(err), nothingWorks)
 	}

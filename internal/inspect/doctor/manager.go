@@ -116,8 +116,8 @@ func proxyOf(p client.KubeProxy, modes map[client.KubeProxyMode][]string) api.Fi
 		each := api.Texts(slices.Sorted(maps.Keys(modes)), func(mode client.KubeProxyMode) string {
 			return fmt.Sprintf("%s on %s", mode, api.Some(modes[mode], shown))
 		})
-		p = client.KubeProxy{Mode: client.KubeProxyIPVS, By: api.Join(each) + "; in the cluster's configuration it is " +
-			p.String()}
+		p = client.KubeProxy{Mode: client.KubeProxyIPVS,
+			By: api.Join(each) + "; in the cluster's configuration it is " + p.String()}
 		if len(modes[client.KubeProxyIPVS]) == 0 {
 			return ok("%s", p.By)
 		}
@@ -130,8 +130,8 @@ func proxyOf(p client.KubeProxy, modes map[client.KubeProxyMode][]string) api.Fi
 				"kubectl -n kube-system rollout restart daemonset kube-proxy",
 			"kube-proxy serves ClusterIPs with IPVS, by %s", p.By)
 	case p.PodSockets:
-		return warning("Cilium serves ClusterIPs at the sockets of pods, and packets that the system netstack forwards "+
-			"pass none: Services may not answer with --netstack system. `connect` uses gvisor",
+		return warning("Cilium serves ClusterIPs at the sockets of pods, and packets that the system netstack "+
+			"forwards pass none: Services may not answer with --netstack system. `connect` uses gvisor",
 			"helm upgrade cilium cilium/cilium -n kube-system --reuse-values --set socketLB.hostNamespaceOnly=true",
 			"%v; socketLB.hostNamespaceOnly is off", p)
 	case p.Mode == client.KubeProxyUnknown:

@@ -80,7 +80,8 @@ func newRequest(e *api.Exchange) object {
 	cookies := (&http.Request{Header: r.Headers}).Cookies()
 	query, _ := url.ParseQuery(to.RawQuery) // without malformed pairs
 	h := object{"method": r.Method, "url": to.String(), "httpVersion": r.Proto, "headers": pairs(r.Headers),
-		"cookies": cookiePairs(e, "Cookie", cookies), "queryString": pairs(query), "headersSize": -1, "bodySize": r.Body.Size}
+		"cookies": cookiePairs(e, "Cookie", cookies), "queryString": pairs(query),
+		"headersSize": -1, "bodySize": r.Body.Size}
 	if len(r.Body.Data) > 0 {
 		h["postData"] = body(r.Headers, r.Body.Data, "_encoding")
 	}

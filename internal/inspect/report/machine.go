@@ -18,8 +18,7 @@ import (
 // commandTimeout limits a program that prints a part.
 const commandTimeout = 5 * time.Second
 
-// looks returns the parts about the network of a machine that programs print, by the commands of these. Commands have no
-// quotes: fields are the arguments.
+// looks returns the parts about a machine that commands print. Commands have no quotes: their fields are the arguments.
 func looks(system string) []look {
 	switch system {
 	case "linux":

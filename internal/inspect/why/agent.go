@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/why/trip"
 	"kubevpn/internal/kube/workloads"
@@ -142,13 +144,11 @@ func (j *judge) unseenAt(i *api.InterceptTrace) finding {
 	var without, silent []string
 	mesh, inMesh, direct := "", "", false
 	for _, e := range j.ready {
-		n := slices.IndexFunc(i.Pods, func(p api.PodTrace) bool { return p.Pod == e.name })
-		if n < 0 {
+		p := api.Find(i.Pods, func(p api.PodTrace) bool { return p.Pod == e.name })
+		direct = direct || p != nil
+		switch {
+		case p == nil:
 			without = append(without, fmt.Sprintf("%v is not one of its pods", e))
-			continue
-		}
-		direct = true
-		switch p := i.Pods[n]; {
 		case p.Error != "":
 			silent = append(silent, fmt.Sprintf("pod %s: %s", e.name, p.Error))
 		case p.Trace == nil:
@@ -197,10 +197,7 @@ func (j *judge) older(i *api.InterceptTrace) (client netip.AddrPort, pod string)
 // others names the owners of the agents in the pods that the request is for.
 func (j *judge) others() (notes []string) {
 	for _, e := range j.all {
-		if e.pod == nil {
-			continue
-		}
-		for _, h := range workloads.Holders(e.pod) {
+		for _, h := range workloads.Holders(cmp.Or(e.pod, new(corev1.Pod))) {
 			notes = append(notes, fmt.Sprintf("pod %s has an agent of %s, whose match only they see", e.name, h.Owner))
 		}
 	}

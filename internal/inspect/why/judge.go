@@ -476,7 +476,8 @@ func (j *judge) blockingDNS() []string {
 }
 
 func (j *judge) flowTo(e endpoint) netpolicy.Flow {
-	f := netpolicy.Flow{From: netpolicy.PodOf(j.Source), To: netpolicy.PodOf(e.pod), ToIP: e.to.Addr(), Port: e.to.Port()}
+	f := netpolicy.Flow{From: netpolicy.PodOf(j.Source), To: netpolicy.PodOf(e.pod),
+		ToIP: e.to.Addr(), Port: e.to.Port()}
 	for _, ip := range j.Source.Status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() == f.ToIP.Is4() {
 			f.FromIP = a

@@ -216,8 +216,9 @@ func (o *observer) readTarget(ctx context.Context, host string) {
 	if o.Service != nil && len(o.Service.Spec.Selector) > 0 {
 		reads.Go(func() {
 			pods := read(ctx, o, objectPods, func(ctx context.Context) (*corev1.PodList, error) {
-				selector := labels.Set(o.Service.Spec.Selector).String()
-				return o.Kube.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: maxPods})
+				selected := labels.Set(o.Service.Spec.Selector).String()
+				return o.Kube.CoreV1().Pods(o.Namespace).List(ctx,
+					metav1.ListOptions{LabelSelector: selected, Limit: maxPods})
 			})
 			o.Pods = cmp.Or(pods, new(corev1.PodList)).Items
 		})
@@ -302,7 +303,8 @@ func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
 		return
 	}
 	pods := list(ctx, o, objectPods, core.Pods(metav1.NamespaceAll).List, func(p *corev1.Pod) bool {
-		return !workloads.Finished(p) && !p.Spec.HostNetwork && slices.Contains(p.Status.PodIPs, corev1.PodIP{IP: ip.String()})
+		return !workloads.Finished(p) && !p.Spec.HostNetwork &&
+			slices.Contains(p.Status.PodIPs, corev1.PodIP{IP: ip.String()})
 	}, lists("status.podIP")...)
 	if len(pods) == 1 {
 		f.Namespace, f.Pods = pods[0].Namespace, pods
