@@ -176,7 +176,7 @@ func (p *plan) build(name string) error {
 	// A template that was read from a pod has fields that only pods have.
 	pod.NodeName, pod.Hostname, pod.Subdomain, pod.EphemeralContainers = "", "", "", nil
 	pod.Priority, pod.PreemptionPolicy = nil, nil
-	p.dropAgents()
+	pod.Containers = slices.DeleteFunc(pod.Containers, func(c corev1.Container) bool { return api.IsAgent(c.Name) })
 	p.dropTokenMounts()
 	if pod.RestartPolicy == "" || pod.RestartPolicy == corev1.RestartPolicyAlways {
 		pod.RestartPolicy = corev1.RestartPolicyOnFailure // Jobs have no other
@@ -284,13 +284,6 @@ func (p *plan) dropAntiAffinity() {
 	}
 }
 
-// dropAgents removes the containers of intercepts in sidecar mode.
-func (p *plan) dropAgents() {
-	p.template.Spec.Containers = slices.DeleteFunc(p.template.Spec.Containers, func(c corev1.Container) bool {
-		return api.IsAgent(c.Name)
-	})
-}
-
 // dropTokenMounts removes the token volumes that the API server adds to each pod.
 func (p *plan) dropTokenMounts() {
 	pod := &p.template.Spec
@@ -365,12 +358,11 @@ func (p *plan) shareOrEmpty(v *corev1.Volume, held exclusive) error {
 		return nil
 	}
 	if asked != api.VolumeShare {
-		p.note("volume %s is empty: only one node can have PersistentVolumeClaim %s (%s) at a time; --volume "+
-			"%s=share runs the clone on that node, where both write to it",
-			v.Name, claim, held.mode, v.Name)
 		if held.mode == corev1.ReadWriteOncePod {
-			p.notes[len(p.notes)-1] = fmt.Sprintf("volume %s is empty: only one pod can have PersistentVolumeClaim "+
-				"%s (%s)", v.Name, claim, held.mode)
+			p.note("volume %s is empty: only one pod can have PersistentVolumeClaim %s (%s)", v.Name, claim, held.mode)
+		} else {
+			p.note("volume %s is empty: only one node can have PersistentVolumeClaim %s (%s) at a time; --volume "+
+				"%[1]s=share runs the clone on that node, where both write to it", v.Name, claim, held.mode)
 		}
 		v.VolumeSource = emptyDir()
 		return nil
@@ -425,7 +417,7 @@ func (p *plan) change() error {
 		c.Image = p.spec.Image
 	}
 	if len(p.spec.Command) > 0 {
-		c.Command, c.Args = literals(p.spec.Command), nil
+		c.Command, c.Args = api.Texts(p.spec.Command, workloads.Literal), nil
 	}
 	for _, e := range p.spec.Env {
 		name, value, found := strings.Cut(e, "=")
@@ -445,12 +437,4 @@ func (p *plan) change() error {
 			"the container before the next save")
 	}
 	return nil
-}
-
-func literals(words []string) []string {
-	all := make([]string, len(words))
-	for n, word := range words {
-		all[n] = workloads.Literal(word)
-	}
-	return all
 }

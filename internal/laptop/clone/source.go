@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -170,16 +169,11 @@ func podSelector(o runtime.Object) (name string, s *metav1.LabelSelector) {
 	case *appsv1.DaemonSet:
 		return o.Name, o.Spec.Selector
 	case *appsv1.ReplicaSet:
-		if !ofDeployment(o) {
+		if owner := metav1.GetControllerOf(o); owner == nil || owner.Kind != "Deployment" {
 			return o.Name, o.Spec.Selector
 		}
 	}
 	return "", nil
-}
-
-func ofDeployment(r *appsv1.ReplicaSet) bool {
-	owner := metav1.GetControllerOf(r)
-	return owner != nil && owner.Kind == "Deployment"
 }
 
 // checkReferences returns an error that lists the objects that a pod needs and its new namespace lacks.
@@ -211,15 +205,7 @@ func checkReferences(ctx context.Context, kube kubernetes.Interface, spec corev1
 	if len(missing) == 0 {
 		return nil
 	}
-	return api.Errorf(api.ExitWorkload, "the namespace %s lacks objects that the pods need: %s", to, joined(missing)).
+	return api.Errorf(api.ExitWorkload, "the namespace %s lacks objects that the pods need: %s", to,
+		api.Join(missing)).
 		WithHint("Copy them from the namespace %s, or clone there.", from)
-}
-
-// joined returns "a, b and c".
-func joined(all []string) string {
-	if len(all) == 1 {
-		return all[0]
-	}
-	last := len(all) - 1
-	return strings.Join(all[:last], ", ") + " and " + all[last]
 }

@@ -124,7 +124,7 @@ func TestMissingReferencesAreNamed(t *testing.T) {
 		claimed("data"),
 	}
 	_, _, err := read(t.Context(), w.kube, w.workload, "app", "other")
-	checkError(t, err, api.ExitWorkload, "the namespace other lacks objects that the pods need: ServiceAccount robot and Secret keys")
+	checkError(t, err, api.ExitWorkload, "the namespace other lacks objects that the pods need: ServiceAccount robot, Secret keys")
 }
 
 // TestPoliciesOfBothNamespacesAreListed also checks the note for a user who may not list them.

@@ -126,7 +126,7 @@ func (c *Clone) problem(ctx context.Context, name string) startProblem {
 	}
 	h := startProblem{text: "waiting for Kubernetes to create its pod"}
 	// a quota, an admission webhook, a ServiceAccount that is not there
-	if text := warning(c.events(ctx, job), anyEvent); text != "" {
+	if text := line(workloads.Warning(c.events(ctx, job), anyEvent)); text != "" {
 		h.text, h.lasts, h.wrong = text, startGrace,
 			api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, text)
 	}
@@ -147,7 +147,8 @@ func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) star
 		}
 		return h
 	}
-	if h.text = unplaced(p); h.text != "" {
+	if s := podstatus.Of(p, ""); s.Problem == podstatus.Unscheduled {
+		h.text = line(s.Text)
 		if text := scaling(c.events(ctx, p.UID)); text != "" {
 			h.text, h.slow = h.text+": "+text, true
 			return h
@@ -167,7 +168,7 @@ func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) star
 			h.slow = true
 			return h
 		}
-		if h.text = warning(events, ofKubelet); h.text == "" {
+		if h.text = line(workloads.Warning(events, ofKubelet)); h.text == "" {
 			h.text, h.slow = "creating containers", true
 		}
 		return h
@@ -183,7 +184,7 @@ func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) star
 	case missing != nil:
 		h.text = missing.String()
 	case !podutils.IsPodReady(p):
-		h.text = cmp.Or(warning(c.events(ctx, p.UID), ofProbe), "its readiness probe has not succeeded yet")
+		h.text = cmp.Or(line(workloads.Warning(c.events(ctx, p.UID), ofProbe)), "its readiness probe has not succeeded yet")
 	}
 	return h
 }
@@ -206,14 +207,6 @@ func reason(p *corev1.Pod) (text string, final bool) {
 	return "", false
 }
 
-// unplaced returns why the scheduler found no node for a pod, or "".
-func unplaced(p *corev1.Pod) string {
-	if s := podstatus.Of(p, ""); s.Problem == podstatus.Unscheduled {
-		return line(s.Text)
-	}
-	return ""
-}
-
 // scaling returns the message of the cluster-autoscaler or Karpenter that it is adding a node for a pod, or "".
 func scaling(events []corev1.Event) string {
 	for _, e := range events {
@@ -231,11 +224,6 @@ func (c *Clone) events(ctx context.Context, of types.UID) []corev1.Event {
 		c.log.Debug("cannot read events", "err", err)
 	}
 	return events
-}
-
-// warning returns the message of the latest warning that of selects on one line, or "".
-func warning(events []corev1.Event, of func(corev1.Event) bool) string {
-	return line(workloads.Warning(events, of))
 }
 
 func anyEvent(corev1.Event) bool { return true }

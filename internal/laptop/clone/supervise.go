@@ -3,12 +3,14 @@ package clone
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/podenv"
@@ -84,20 +86,14 @@ func (c *Clone) checkPull(ctx context.Context, w workloads.Workload, job *batchv
 // initResources returns the resources of the init container: those of the container, without devices such as GPUs.
 // Quotas and limit ranges then admit both, the pod needs no more than before, and it keeps its quality of service.
 func initResources(of corev1.ResourceRequirements) corev1.ResourceRequirements {
-	some := func(all corev1.ResourceList) corev1.ResourceList {
-		var list corev1.ResourceList
-		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory,
-			corev1.ResourceEphemeralStorage} {
-			if quantity, is := all[name]; is {
-				if list == nil {
-					list = corev1.ResourceList{}
-				}
-				list[name] = quantity
-			}
-		}
-		return list
+	usual := []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}
+	out := corev1.ResourceRequirements{Requests: maps.Clone(of.Requests), Limits: maps.Clone(of.Limits)}
+	for _, list := range []corev1.ResourceList{out.Requests, out.Limits} {
+		maps.DeleteFunc(list, func(name corev1.ResourceName, _ resource.Quantity) bool {
+			return !slices.Contains(usual, name)
+		})
 	}
-	return corev1.ResourceRequirements{Requests: some(of.Requests), Limits: some(of.Limits)}
+	return out
 }
 
 // command returns the command of the container, from the template or else from the image, escaped for the kubelet.
@@ -132,7 +128,8 @@ func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Con
 		}
 		return nil, unknown(err)
 	}
-	command := podenv.Program(nil, target.Args, literals(config.Config.Entrypoint), literals(config.Config.Cmd))
+	command := podenv.Program(nil, target.Args, api.Texts(config.Config.Entrypoint, workloads.Literal),
+		api.Texts(config.Config.Cmd, workloads.Literal))
 	if len(command) == 0 {
 		return nil, unknown(fmt.Errorf("the image has no command"))
 	}
