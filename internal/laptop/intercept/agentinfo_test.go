@@ -185,8 +185,6 @@ func TestKeyIsUsedOnlyIfAnAgentSaysItIsItsOwn(t *testing.T) {
 				g.Leader = api.LeaderOther
 			}
 		}, true, ""},
-		"old agent":         {func(_ string, g *api.AgentInfo) { g.Leader = "" }, false, ""},
-		"old agent and TLS": {func(_ string, g *api.AgentInfo) { g.Leader = "" }, true, "too old to receive a TLS key"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -91,7 +91,6 @@ type world struct {
 	infoLine    func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
 	protocols   [2]int                                                             // the newest and oldest of agents; zero: ours
 	says        func(container string, info *api.AgentInfo)                        // changes what a log says
-	oldAgents   bool                                                               // agents cannot record
 	ahead       time.Duration                                                      // of the API server's clock
 	place       string                                                             // the node of new pods
 	annotations map[string]string                                                  // of new pods
@@ -454,7 +453,6 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a workloads.Agent) (n
 	agent := w.agents[p.UID]
 	if agent == nil || agent.ends() { // no agent is the leader
 		agent = startAgent(w.t, w.claims[p.UID])
-		agent.old = w.oldAgents
 		if w.protocols[0] != 0 {
 			agent.info.Protocol, agent.info.Oldest = w.protocols[0], w.protocols[1]
 		}
@@ -600,7 +598,6 @@ type fakeAgent struct {
 	sessions      map[*transport.Session]string // hashes
 	conversations map[*json.Encoder]string      // hashes
 
-	old     bool                 // it cannot record
 	records chan api.Record      // for the laptop that records
 	ordered chan api.RecordOrder // by the laptop
 }
@@ -743,10 +740,6 @@ func (a *fakeAgent) serveRecords(ctx context.Context, s *transport.Session) {
 		in, err := s.Accept(ctx)
 		if err != nil {
 			return
-		}
-		if a.old {
-			in.Reject(transport.CodeProhibited)
-			continue
 		}
 		stream, err := in.Accept()
 		if err != nil {

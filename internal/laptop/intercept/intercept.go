@@ -279,10 +279,7 @@ func (i *Intercept) read(ctx context.Context) error {
 // readSubject reads the workload and finds the agent's image, at the same time.
 func (i *Intercept) readSubject(ctx context.Context) (s subject, err error) {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() (err error) {
-		s.workload, s.container, s.ports, err = i.readWorkload(ctx)
-		return err
-	})
+	g.Go(func() error { return i.readWorkload(ctx, &s) })
 	if s.image = i.cfg.Image; s.image == "" {
 		g.Go(func() (err error) {
 			s.image, err = i.cfg.Session.Image(ctx)
@@ -298,23 +295,21 @@ func (i *Intercept) readSubject(ctx context.Context) (s subject, err error) {
 }
 
 // readWorkload reads the workload, and chooses the ports to intercept.
-func (i *Intercept) readWorkload(ctx context.Context) (*workloads.Workload, string, []api.PortMap, error) {
+func (i *Intercept) readWorkload(ctx context.Context, s *subject) (err error) {
 	done := i.step("Reading %s", i.cfg.Workload)
-	w, err := i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload)
-	if err != nil {
-		return nil, "", nil, err
+	if s.workload, err = i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload); err != nil {
+		return err
 	}
-	if w.IsScheduled() {
-		return nil, "", nil, api.Errorf(api.ExitWorkload, "%s is a CronJob and receives no requests", w).
+	if s.workload.IsScheduled() {
+		return api.Errorf(api.ExitWorkload, "%s is a CronJob and receives no requests", s.workload).
 			WithHint("`kubevpn clone` runs its job in the cluster, `kubevpn dev` on this machine")
 	}
-	ports, container, err := choosePorts(w, i.cfg.Spec)
-	if err != nil {
-		return nil, "", nil, err
+	if s.ports, s.container, err = choosePorts(s.workload, i.cfg.Spec); err != nil {
+		return err
 	}
-	i.warn(w.Notes...)
-	done("container %s, %s", container, portsText(ports))
-	return w, container, ports, nil
+	i.warn(s.workload.Notes...)
+	done("container %s, %s", s.container, portsText(s.ports))
+	return nil
 }
 
 // checkPermissions returns nil if the user may intercept the workload. The intercept changes no pod before it returns.
@@ -330,7 +325,7 @@ func (i *Intercept) checkPermissions(ctx context.Context) error {
 // startPod starts to intercept a pod, until life ends.
 func (i *Intercept) startPod(life context.Context, p *corev1.Pod) *podIntercept {
 	ctx, cancel := context.WithCancel(life)
-	c := newPodIntercept(i, p, cancel)
+	c := &podIntercept{i: i, name: p.Name, cancel: cancel, allowed: make(chan struct{}), pod: p}
 	i.running.Go(func() { c.run(ctx) })
 	return c
 }
@@ -518,8 +513,8 @@ func (i *Intercept) waitForPods(ctx context.Context) error {
 		}
 		if intercepted > reported && !settled {
 			reported = intercepted
-			i.progress(fmt.Sprintf("Intercepting the pods of %s", i.cfg.Workload), "%d of %d", intercepted,
-				len(i.byUID))
+			i.cfg.Progress(api.Event{Time: time.Now(), Step: "Intercepting the pods of " + i.cfg.Workload,
+				Detail: fmt.Sprintf("%d of %d", intercepted, len(i.byUID))})
 		}
 		return settled
 	})
@@ -570,11 +565,6 @@ func (i *Intercept) events() workloads.Recorder {
 // step reports that a step begins. The returned function reports its end.
 func (i *Intercept) step(format string, args ...any) (done func(format string, args ...any)) {
 	return api.BeginStep(i.cfg.Progress, i.log, format, args...)
-}
-
-// progress reports a detail of a step that has not ended.
-func (i *Intercept) progress(step, format string, args ...any) {
-	i.cfg.Progress(api.Event{Time: time.Now(), Step: step, Detail: fmt.Sprintf(format, args...)})
 }
 
 // warn reports new warnings to the user, and keeps them in the status.

@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -109,12 +108,12 @@ type link struct {
 
 // linkState is the state of a link.
 type linkState struct {
-	attached bool
-	claimed  bool
-	err      error // why it is not attached, or not claimed
-	recorder recorderState
-	reset    *api.Error      // somebody has removed all intercepts of the pod
-	state    *api.AgentState // the latest report
+	attached  bool
+	claimed   bool
+	err       error           // why it is not attached, or not claimed
+	recording int             // turn of the recordOptions for which the agent records; 0: it does not record
+	reset     *api.Error      // somebody has removed all intercepts of the pod
+	state     *api.AgentState // the latest report
 }
 
 var errNotConnected = errors.New("not connected to the agent")
@@ -202,11 +201,7 @@ func ownClaim(state *api.AgentState, id string) *api.Claim {
 	if state == nil {
 		return nil
 	}
-	n := slices.IndexFunc(state.Claims, func(c api.Claim) bool { return c.Mine && c.ID == id })
-	if n < 0 {
-		return nil
-	}
-	return &state.Claims[n]
+	return api.Find(state.Claims, func(c api.Claim) bool { return c.Mine && c.ID == id })
 }
 
 // keepClaimed claims until the agent accepts, and again when the agent no longer lists the claim or the target changes.
@@ -260,12 +255,6 @@ func (l *link) order(ctx context.Context, o api.AgentOrder) (api.AgentReport, er
 		return api.AgentReport{}, errNotConnected
 	}
 	return c.order(ctx, o)
-}
-
-// trace announces a trace ID to the agent, and returns the requests of that trace.
-func (l *link) trace(ctx context.Context, id string) (*api.AgentTrace, error) {
-	answer, err := l.order(ctx, api.AgentOrder{Trace: id})
-	return answer.Trace, err
 }
 
 // release releases the claim, and ends keepClaimed.

@@ -83,16 +83,16 @@ func (i *Intercept) chooseByPod(ctx context.Context) (mode, reason string, err e
 			return api.ModeEphemeral, "no pod runs, so kubevpn could not check", nil
 		}
 		rejection := i.pods.MayInject(ctx, pod, i.agent())
-		switch {
-		case rejection == nil:
+		if rejection == nil {
 			return api.ModeEphemeral, "the cluster allows an ephemeral container with NET_ADMIN", nil
+		}
+		switch e := api.AsError(rejection); {
 		case errors.Is(rejection, client.ErrPodGone) && len(gone) < maxGonePods:
 			i.log.Info("asking about another pod", "cause", rejection)
 			gone[pod.UID] = true
-		case errors.Is(rejection, client.ErrPodGone), !injectionRejected(rejection):
-			return "", "", rejection
+		case errors.Is(rejection, client.ErrPodGone), e.Code != api.ExitInject && e.Code != api.ExitPermission:
+			return "", "", rejection // neither a policy nor RBAC, which a sidecar avoids
 		case rollsOut(i.workload) != nil:
-			e := api.AsError(rejection)
 			return "", "", e.WithHint("%s\nA sidecar is no way either: %v", e.Hint, rollsOut(i.workload))
 		default:
 			return api.ModeSidecar, rejection.Error(), nil
@@ -113,13 +113,6 @@ func (i *Intercept) checkPull(ctx context.Context, mode string) error {
 		}
 	}
 	return i.pods.ExplainContext(ctx, workloads.CheckPull(ctx, i.pods.Kube(), i.workload, pod, i.image))
-}
-
-// injectionRejected reports whether the cluster's policy or RBAC rejected the ephemeral container. A sidecar avoids
-// both.
-func injectionRejected(err error) bool {
-	code := api.AsError(err).Code
-	return code == api.ExitInject || code == api.ExitPermission
 }
 
 // podAgent is the laptop's own agent in a pod.

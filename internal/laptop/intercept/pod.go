@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,7 +64,7 @@ func (p phase) String() string {
 //	└── a backoff ◀────────────────────────────────────────────┘        ended, in any phase: a step failed, or the agent ended
 //
 // run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a link to the leader, verify
-// sends the probes, and watchEnding ends the attempt. They end together.
+// sends the probes, and one more waits for the end of the agent. They end together.
 type podIntercept struct {
 	i       *Intercept
 	name    string
@@ -78,10 +79,6 @@ type podIntercept struct {
 	linked   linkState // the state of link
 	replaced []string  // containers of agents that are ending
 	requests counter
-}
-
-func newPodIntercept(i *Intercept, p *corev1.Pod, cancel context.CancelFunc) *podIntercept {
-	return &podIntercept{i: i, name: p.Name, cancel: cancel, allowed: make(chan struct{}), pod: p}
 }
 
 // counter adds up the counts of a pod's consecutive agents. Each agent counts from zero.
@@ -209,21 +206,15 @@ func (c *podIntercept) attempt(ctx context.Context) error {
 	g.Go(func() error { return c.keepLinked(gctx, infos) })
 	g.Go(func() error { return c.verify(gctx) })
 	if !agent.sidecar {
-		g.Go(func() error { return c.watchEnding(gctx) })
+		g.Go(func() error { // ends the attempt when the agent reports that it is ending
+			return cmp.Or(c.i.await(gctx, func() bool { return c.phase == replacing }), errReplaced)
+		})
 	}
 	err = g.Wait()
 	if errors.Is(err, errReplaced) {
 		c.set(func() { c.replaced = append(c.replaced, agent.container) })
 	}
 	return err
-}
-
-// watchEnding returns errReplaced when the agent reports that it is ending.
-func (c *podIntercept) watchEnding(ctx context.Context) error {
-	if err := c.i.await(ctx, func() bool { return c.phase == replacing }); err != nil {
-		return err
-	}
-	return errReplaced
 }
 
 // add waits for the pod's turn, and ensures that the pod has the laptop's agent. The turns limit concurrent requests to
@@ -282,12 +273,10 @@ func (c *podIntercept) listen(ctx context.Context, agent podAgent, infos chan<- 
 const leaderTimeout = 10 * time.Second
 
 // checkLeader returns an error unless the log of an agent's container has announced info's key as its own: info is what
-// agent's log says, which can repeat the words of any container of the pod. Old agents do not say whose key it is. They
-// may lead, but get no key of the application.
+// agent's log says, which can repeat the words of any container of the pod.
 func (c *podIntercept) checkLeader(ctx context.Context, agent podAgent, info api.AgentInfo) error {
 	own := func(g api.AgentInfo) bool {
-		return g.Key == info.Key && g.Port == info.Port &&
-			(g.Leader == api.LeaderSelf || g.Leader == "" && c.i.claim.TLS == nil)
+		return g.Key == info.Key && g.Port == info.Port && g.Leader == api.LeaderSelf
 	}
 	if own(info) {
 		return nil
@@ -314,15 +303,10 @@ func (c *podIntercept) checkLeader(ctx context.Context, agent podAgent, info api
 		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case info.Leader == "":
-		return api.Errorf(api.ExitIncompatible, "the agent in pod %s (%s) is too old to receive a TLS key: it does "+
-			"not say whether its own key is in its log", c.name, info.Version).
-			WithHint("Run `kubevpn connect --upgrade` to upgrade the traffic manager and its agents to this version.")
 	}
 	return api.Errorf(api.ExitInject, "another program poses as the agent in pod %s: no agent's log has the key of "+
 		"the leader", c.name).
-		WithHint("A container of the pod has bound the socket %s, or an agent of an older version leads there.\n"+
-			"`kubevpn reset` ends the agents.", api.AgentSocket)
+		WithHint("A container of the pod has bound the socket %s. `kubevpn reset` ends the agents.", api.AgentSocket)
 }
 
 func sendInfo(ctx context.Context, infos chan<- api.AgentInfo, info api.AgentInfo) {

@@ -52,13 +52,16 @@ func choosePorts(w *workloads.Workload, spec api.InterceptSpec) (ports []api.Por
 		if ports[n].Name != "" {
 			continue
 		}
-		if i := slices.IndexFunc(known, func(p workloads.Port) bool {
-			return p.Port == ports[n].Container && p.Protocol == ports[n].Protocol
-		}); i >= 0 {
-			ports[n].Name = known[i].Name
+		if p := portOf(known, ports[n]); p != nil {
+			ports[n].Name = p.Name
 		}
 	}
 	return ports, c.Name, nil
+}
+
+// portOf returns the port of a workload that a PortMap intercepts, or nil.
+func portOf(known []workloads.Port, m api.PortMap) *workloads.Port {
+	return api.Find(known, func(p workloads.Port) bool { return p.Port == m.Container && p.Protocol == m.Protocol })
 }
 
 // named resolves a port that the user gave by its name.

@@ -3,12 +3,9 @@ package intercept
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"kubevpn/internal/api"
@@ -195,33 +192,20 @@ func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) e
 	bounded, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	recording, turn := 0, i.records.options.Load().turn
-	failed := make(map[string]error)
 	_ = i.await(bounded, func() bool { // after the timeout, the others do not count
 		recording = 0
 		settled := true
 		for _, c := range i.byUID {
-			switch s := c.linked.recorder; {
-			case s.err != nil:
-				failed[c.name] = s.err
-			case s.turn == turn:
+			if c.linked.recording == turn {
 				recording++
-			case c.active():
+			} else if c.active() {
 				settled = false
 			}
 		}
 		return settled
 	})
-	for _, pod := range slices.Sorted(maps.Keys(failed)) {
-		emit(api.Record{Warning: fmt.Sprintf("cannot record in pod %s: %v", pod, failed[pod])})
-	}
 	emit(api.Record{Pods: recording})
 	return ctx.Err()
-}
-
-// recorderState is the state of recording in the agent of a pod.
-type recorderState struct {
-	turn int   // of recordOptions, for which the agent records; 0: it does not record
-	err  error // why it cannot record
 }
 
 // keepRecording makes the agent record whenever recording is on, until ctx ends.
@@ -237,13 +221,7 @@ func (l *link) keepRecording(ctx context.Context, c *conversation, s *transport.
 			return
 		}
 		err = l.runRecording(ctx, s, options.turn)
-		l.change(func(st *linkState) { st.recorder = recorderState{} })
-		if errors.Is(err, syscall.EACCES) {
-			err = api.Errorf(api.ExitIncompatible, "its traffic agent is of an older version and cannot record").
-				WithHint("`kubevpn connect --upgrade` upgrades the traffic manager and its agents")
-			l.change(func(st *linkState) { st.recorder.err = err })
-			return // until the next session
-		}
+		l.change(func(st *linkState) { st.recording = 0 })
 		if err != nil && ctx.Err() == nil {
 			l.log.Debug("the agent does not record", "err", err)
 			wakeup.Pause(ctx, recordPause)
@@ -283,7 +261,7 @@ func (l *link) runRecording(ctx context.Context, s *transport.Session, turn int)
 			return r.Error
 		}
 		if r.Exchange == nil && r.Dropped == 0 {
-			l.change(func(st *linkState) { st.recorder = recorderState{turn: turn} })
+			l.change(func(st *linkState) { st.recording = turn })
 			continue
 		}
 		if r.Exchange != nil {

@@ -192,22 +192,6 @@ func TestPodsThatComeLaterRecord(t *testing.T) {
 	})
 }
 
-func TestOldAgentCannotRecord(t *testing.T) {
-	w := newWorld(t, "web-1")
-	w.oldAgents = true
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := follow(t, i, api.RequestsRequest{Follow: true})
-	if r := await(t, all); !strings.Contains(r.Warning, "web-1") || !strings.Contains(r.Warning, "older version") {
-		t.Errorf("record %+v", r)
-	}
-	if r := await(t, all); r.Pods != 0 {
-		t.Errorf("record %+v", r)
-	}
-}
-
 // An agent can send anything. The laptop must be able to print each exchange that it accepts.
 func FuzzRecord(f *testing.F) {
 	f.Add(`{"exchange":{"request":{"method":"GET","path":"/","host":"web"},"client":"","server":"10.0.0.1:80"}}`)

@@ -81,7 +81,12 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects dynamic.I
 		return err
 	}
 	if cfg.Mine {
-		err := r.removeLeftover(ctx, writer{pods, objects, w})
+		removed, err := writer{pods, objects, w}.removeAgents(ctx, id.hash) // that an earlier daemon left in the template
+		if err == nil && !removed {
+			err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s",
+				cfg.Workload, cfg.Owner).
+				WithHint("`kubevpn status` lists intercepts; `kubevpn reset` removes intercepts of all owners")
+		}
 		if err == nil {
 			r.progress(api.Event{Step: step, Detail: "removed the leftover agent from the template", Done: true})
 		}
@@ -114,17 +119,6 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects dynamic.I
 		}
 	}
 	return nil
-}
-
-// removeLeftover removes the agents of this user's key that an earlier daemon left in the template.
-func (r *resetter) removeLeftover(ctx context.Context, w writer) error {
-	removed, err := w.removeAgents(ctx, r.identity.hash)
-	if err == nil && !removed {
-		err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s",
-			r.cfg.Workload, r.cfg.Owner).
-			WithHint("`kubevpn status` lists intercepts; `kubevpn reset` removes intercepts of all owners")
-	}
-	return err
 }
 
 // resetEach removes the intercepts of each pod, maxAdding at a time. The failure of one pod does not stop the others.

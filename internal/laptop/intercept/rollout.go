@@ -205,13 +205,8 @@ func podProblem(p *corev1.Pod) *api.Error {
 func (i *Intercept) claimed(w *workloads.Workload) (claimed []workloads.Port) {
 	known := w.Ports()
 	for _, p := range i.ports {
-		if n := slices.IndexFunc(known, func(k workloads.Port) bool {
-			return k.Protocol == p.Protocol && k.Port == p.Container
-		}); n >= 0 {
-			claimed = append(claimed, known[n])
-		} else {
-			claimed = append(claimed, workloads.Port{Protocol: p.Protocol, Port: p.Container, Container: i.container})
-		}
+		none := &workloads.Port{Protocol: p.Protocol, Port: p.Container, Container: i.container}
+		claimed = append(claimed, *cmp.Or(portOf(known, p), none))
 	}
 	return claimed
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -119,15 +120,13 @@ func (s *server) answer(ctx context.Context, in *transport.Incoming) error {
 func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local place) (*net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
+	defer wakeup.Go(ctx, func(ctx context.Context) {
 		select {
 		case <-gone:
 			cancel()
-		case <-stop:
+		case <-ctx.Done():
 		}
-	}()
+	})()
 	var refused error
 	for _, address := range local {
 		conn, err := s.dial(ctx, "tcp", address)
@@ -192,8 +191,8 @@ func relay(agent *transport.Stream, program *net.TCPConn, gone <-chan struct{}) 
 }
 
 func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local place) error {
-	flow, err := openUDP(ctx, s.dial, local)
-	if err != nil {
+	flow := &udpFlow{ctx: ctx, dial: s.dial, local: local}
+	if err := flow.advance(); err != nil {
 		return errors.Join(err, in.RejectError(err))
 	}
 	agent, err := in.AcceptPackets()
@@ -217,11 +216,6 @@ type udpFlow struct {
 	answered bool
 	next     int // index in local
 	closed   bool
-}
-
-func openUDP(ctx context.Context, dial dialLocal, local place) (*udpFlow, error) {
-	f := &udpFlow{ctx: ctx, dial: dial, local: local}
-	return f, f.advance()
 }
 
 // advance connects to the next host.

@@ -29,8 +29,8 @@ func (i *Intercept) Trace(ctx context.Context, id string) api.InterceptTrace {
 			continue
 		}
 		asking.Go(func() {
-			var err error
-			if p.Trace, err = l.trace(ctx, id); err != nil {
+			answer, err := l.order(ctx, api.AgentOrder{Trace: id})
+			if p.Trace = answer.Trace; err != nil {
 				p.Error = err.Error()
 			} else if p.Trace == nil {
 				p.Error = "its answer has no trace"

@@ -45,10 +45,7 @@ func (i *Intercept) ways(w *workloads.Workload) map[way]string {
 
 // serviceNamed returns the Service with that name, or nil.
 func serviceNamed(all []corev1.Service, name string) *corev1.Service {
-	if n := slices.IndexFunc(all, func(s corev1.Service) bool { return s.Name == name }); n >= 0 {
-		return &all[n]
-	}
-	return nil
+	return api.Find(all, func(s corev1.Service) bool { return s.Name == name })
 }
 
 func isHeadless(s *corev1.Service) bool { return s.Spec.ClusterIP == corev1.ClusterIPNone }
