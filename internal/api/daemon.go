@@ -116,7 +116,7 @@ type Connection struct {
 	ManagerNamespace string         `json:"managerNamespace"`
 	ManagerPod       string         `json:"managerPod"`
 	ManagerVersion   string         `json:"managerVersion"`
-	// what happens to ClusterIPs: "resolved by kubevpn", "dialled as they are: ..."
+	// what happens to ClusterIPs: "resolved by kubevpn", "dialed as they are: ..."
 	Services string `json:"services"`
 	// an admin limits which pods laptops reach
 	Limited      bool      `json:"limited,omitempty"`

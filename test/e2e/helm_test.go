@@ -248,7 +248,7 @@ func helmWatchesOne(t *testing.T, r chartRelease, chart string, ann *laptop) {
 			t.Errorf("whether the manager may watch Services in %s: %v, want %v", namespace, err, want)
 		}
 	}
-	const services = "resolved by kubevpn in default; dialled as they are in other namespaces"
+	const services = "resolved by kubevpn in default; dialed as they are in other namespaces"
 	hosts := []string{"web", "web.default", w.clusterIP(t, "default", "web"), "hidden.e2e-helm.svc",
 		w.clusterIP(t, "e2e-helm", "hidden")}
 	testenv.Eventually(t, soon, func() error {

@@ -93,7 +93,7 @@ func developerAlone(t *testing.T, w *world) {
 	if c.ManagerNamespace != "default" || c.Status != api.StatusConnected {
 		t.Errorf("%+v", c)
 	}
-	if !strings.HasPrefix(c.Services, "dialled as they are: ") {
+	if !strings.HasPrefix(c.Services, "dialed as they are: ") {
 		t.Errorf("status says of Services %q", c.Services)
 	}
 	// The messages name what does not work and what to ask for.

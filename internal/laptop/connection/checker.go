@@ -38,10 +38,7 @@ func (c *checker) check(ctx context.Context) error {
 
 // describe returns the results in one line.
 func describe(checks []api.Check) string {
-	var results []string
-	for _, c := range checks {
-		results = append(results, c.What+" "+c.Target+": "+c.Seen)
-	}
+	results := api.Texts(checks, func(c api.Check) string { return c.What + " " + c.Target + ": " + c.Seen })
 	return strings.Join(results, "; ")
 }
 

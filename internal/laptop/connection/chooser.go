@@ -33,7 +33,7 @@ type chooser struct {
 
 func newChooser(s *shared, m *manager) *chooser {
 	return &chooser{
-		shared: s, manager: m, image: m.image,
+		shared: s, manager: m, image: m.Image,
 		mayAdd: func(ctx context.Context, o install.GatewayOptions) error {
 			return install.MayAddGateway(ctx, s.cluster, o)
 		},

@@ -39,13 +39,11 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/podconn"
 	"kubevpn/pkg/protocol/dns"
@@ -130,10 +128,9 @@ type shared struct {
 // Connection is one connection. Run is called once. The other methods are safe for concurrent use at any time.
 type Connection struct {
 	*shared
-	prepared    *Prepared
+	*manager
 	objectNames *objectNames
 	client      *transport.Client
-	manager     *manager
 	transports  *transports
 	handshake   *handshake
 	chooser     *chooser
@@ -143,13 +140,6 @@ type Connection struct {
 
 // New reads the kubeconfig. It opens no network connection. Errors are *api.Error.
 func New(cfg Config) (*Connection, error) {
-	if n := cfg.Request.Netstack; n != "" && !slices.Contains(config.Netstacks(), n) {
-		if cfg.Prepared != nil {
-			cfg.Prepared.Close()
-		}
-		return nil, api.Errorf(api.ExitUsage, "unknown netstack %q", n).
-			WithHint("use --netstack with one of %s", strings.Join(config.Netstacks(), ", "))
-	}
 	if cfg.Prepared == nil {
 		p, err := Prepare(cfg.Request, cfg.Logger)
 		if err != nil {
@@ -180,13 +170,12 @@ func newConnection(cfg Config) *Connection {
 	s.packets = newPacketPath(s.current, s.hosts, cfg.Logger)
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })
 
-	c := &Connection{shared: s, prepared: cfg.Prepared, objectNames: newObjectNames(),
-		manager: &manager{shared: s, prepared: cfg.Prepared}}
+	c := &Connection{shared: s, manager: &manager{shared: s, prepared: cfg.Prepared}, objectNames: newObjectNames()}
 	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets(), direct: newDirect(s)}
 	c.handshake = &handshake{shared: s, manager: c.manager, refused: make(chan error, 1),
 		retry: func() { c.client.Retry() }}
 	c.chooser = newChooser(s, c.manager)
-	c.routes = newRoutes(s, c.Dial)
+	c.routes = &routes{shared: s, zone: newZone(s, c.Dial)}
 	c.checker = &checker{shared: s, routes: c.routes, chooser: c.chooser, probe: s.prober(c.Dial).run}
 	c.client = transport.NewClient(transport.ClientConfig{
 		Dial: c.manager.dial, DialTimeout: dialTimeout, OnSession: c.handshake.onSession, OnState: c.onState,
@@ -234,22 +223,6 @@ func (c *Connection) SetCredential(credential *api.Credential) error {
 func (c *Connection) SetNamespace(namespace string) {
 	c.namespace.Update(func(n *string) { *n = namespace })
 	c.changed.Raise()
-}
-
-// Image returns the image in the template of the trusted traffic manager's Deployment. Nodes can pull it, and its
-// programs speak the connection's protocol. The images of pods do not matter. Errors are *api.Error.
-func (c *Connection) Image(ctx context.Context) (string, error) { return c.manager.image(ctx) }
-
-// NeedsPullSecret reports whether the traffic manager's pod names a Secret to pull its image. Errors are *api.Error.
-func (c *Connection) NeedsPullSecret(ctx context.Context) (bool, error) {
-	return c.manager.needsPullSecret(ctx)
-}
-
-// Upgrade replaces the traffic manager with one of the image, unless it runs that image. It returns when the connection
-// has moved to the new manager; flows through the old one end. The connection must be connected. Errors are *api.Error,
-// or ctx's.
-func (c *Connection) Upgrade(ctx context.Context, image string, progress func(api.Event)) error {
-	return c.manager.upgrade(ctx, image, progress)
 }
 
 // Run connects and stays connected until ctx ends, which returns nil, or until the connection fails for good.

@@ -373,11 +373,11 @@ func TestStatusFollowsTheManagersRights(t *testing.T) {
 		want string
 		next func() // changes the state for the next one
 	}{
-		{"dialled as they are: the traffic manager lacks list services",
+		{"dialed as they are: the traffic manager lacks list services",
 			func() { state.ResolvesVIPs, state.Namespaces = true, []string{"billing", "shop"} }},
-		{"resolved by kubevpn in billing, shop; dialled as they are in other namespaces; the traffic manager lacks " +
+		{"resolved by kubevpn in billing, shop; dialed as they are in other namespaces; the traffic manager lacks " +
 			"list services", func() { state.Missing = nil }},
-		{"resolved by kubevpn in billing, shop; dialled as they are in other namespaces", func() { state.Namespaces = nil }},
+		{"resolved by kubevpn in billing, shop; dialed as they are in other namespaces", func() { state.Namespaces = nil }},
 		{"resolved by kubevpn", func() {}},
 	} {
 		s.handshake.handle(api.ControlMessage{State: &state})

@@ -11,6 +11,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/wakeup"
 )
 
 // inbound decides which packets of the tunnel this laptop's kernel receives: answers to what the laptop sent, and new
@@ -109,17 +110,10 @@ func newRecent() *recent {
 
 // run forgets old flows until ctx ends.
 func (r *recent) run(ctx context.Context) {
-	tick := time.NewTicker(flowTime)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			r.mu.Lock()
-			r.turn()
-			r.mu.Unlock()
-		case <-ctx.Done():
-			return
-		}
+	for wakeup.Pause(ctx, flowTime) {
+		r.mu.Lock()
+		r.turn()
+		r.mu.Unlock()
 	}
 }
 

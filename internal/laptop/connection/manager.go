@@ -61,17 +61,21 @@ func (m *manager) ensure(ctx context.Context) error {
 	return nil
 }
 
-// image returns the image in the template of the trusted manager's Deployment.
-func (m *manager) image(ctx context.Context) (string, error) {
+// Image returns the image in the template of the trusted traffic manager's Deployment. Nodes can pull it, and its
+// programs speak the connection's protocol. The images of pods do not matter. Errors are *api.Error.
+func (m *manager) Image(ctx context.Context) (string, error) {
 	return install.Image(ctx, m.cluster, m.place.Load().trusted)
 }
 
-func (m *manager) needsPullSecret(ctx context.Context) (bool, error) {
+// NeedsPullSecret reports whether the traffic manager's pod names a Secret to pull its image. Errors are *api.Error.
+func (m *manager) NeedsPullSecret(ctx context.Context) (bool, error) {
 	return install.NeedsPullSecret(ctx, m.cluster, m.place.Load().trusted.Namespace)
 }
 
-// upgrade is Connection.Upgrade.
-func (m *manager) upgrade(ctx context.Context, image string, progress func(api.Event)) error {
+// Upgrade replaces the traffic manager with one of the image, unless it runs that image. It returns when the connection
+// has moved to the new manager; flows through the old one end. The connection must be connected. Errors are *api.Error,
+// or ctx's.
+func (m *manager) Upgrade(ctx context.Context, image string, progress func(api.Event)) error {
 	at := m.place.Load()
 	result, err := install.Ensure(ctx, m.cluster, install.Options{
 		Namespace: at.namespace, Image: image, Upgrade: true, Progress: progress, Objects: m.cfg.Request.Objects,
@@ -125,7 +129,7 @@ func (m *manager) dial(ctx context.Context) (net.Conn, error) {
 	conn, pod, err := dialPod(ctx, at.pod, func(ctx context.Context, pod string) (net.Conn, error) {
 		return m.portForward(ctx, podName{at.namespace, pod})
 	}, func(ctx context.Context) (string, error) {
-		if _, err := m.image(ctx); err != nil { // the Deployment may be another manager's by now
+		if _, err := m.Image(ctx); err != nil { // the Deployment may be another manager's by now
 			return "", err
 		}
 		return install.FindPod(ctx, m.cluster, at.namespace)

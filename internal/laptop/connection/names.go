@@ -110,11 +110,9 @@ func (n *names) matchable() []string {
 // await waits until names are known, so that short names resolve from the first moment. The manager lists them right
 // after its hello. After namesTimeout the connection continues without them.
 func (n *names) await(ctx context.Context, log *slog.Logger) error {
-	timer := time.NewTimer(namesTimeout)
-	defer timer.Stop()
 	select {
 	case <-n.told:
-	case <-timer.C:
+	case <-time.After(namesTimeout):
 		log.Warn("the names of Services are not known yet", "waited", namesTimeout)
 	case <-ctx.Done():
 		return ctx.Err()
@@ -130,10 +128,7 @@ func (s *shared) followNames(ctx context.Context, kube kubernetes.Interface) err
 		stop := wakeup.Go(ctx, func(of context.Context) {
 			err := client.NewMirror(kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services(namespace)).
 				Follow(of, func(list []*corev1.Service) {
-					services := make([]string, len(list))
-					for i, service := range list {
-						services[i] = service.Name
-					}
+					services := api.Texts(list, func(s *corev1.Service) string { return s.Name })
 					s.names.apply(fromUser,
 						api.NameDelta{Reset: true, Add: map[string][]string{namespace: services}})
 					s.changed.Raise()

@@ -49,7 +49,7 @@ func TestOthersFailsWithoutAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := errors.New("refused")
 		if _, err := others(t.Context(), func(context.Context) (net.Conn, error) { return nil, refused }); err != refused {
-			t.Errorf("a manager that cannot be dialled: %v", err)
+			t.Errorf("a manager that cannot be dialed: %v", err)
 		}
 		silent := func(context.Context) (net.Conn, error) { near, _ := net.Pipe(); return near, nil }
 		if _, err := others(t.Context(), silent); !errors.Is(err, context.DeadlineExceeded) {

@@ -61,22 +61,17 @@ func refuseOutside(to netip.AddrPort) string {
 }
 
 // DialOutside connects to an address outside of the cluster, for a program that reaches the cluster through a proxy. It
-// rejects addresses of the host itself, as a device does.
+// rejects addresses of the host itself, as a device does: the program means its namespace, not this machine.
 func DialOutside(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
-	return outside{}.dial(ctx, network, to)
-}
-
-// dial rejects addresses of the host itself: the program means its namespace, and dial would reach this machine.
-func (outside) dial(ctx context.Context, network string, dst netip.AddrPort) (net.Conn, error) {
-	if refuseOutside(dst) != "" {
-		return nil, &net.OpError{Op: "dial", Net: network, Addr: net.TCPAddrFromAddrPort(dst),
+	if refuseOutside(to) != "" {
+		return nil, &net.OpError{Op: "dial", Net: network, Addr: net.TCPAddrFromAddrPort(to),
 			Err: syscall.EHOSTUNREACH}
 	}
-	return new(net.Dialer).DialContext(ctx, network, dst.String())
+	return new(net.Dialer).DialContext(ctx, network, to.String())
 }
 
-func (o outside) DialTCP(ctx context.Context, _, dst netip.AddrPort) (netstack.Stream, error) {
-	conn, err := o.dial(ctx, "tcp", dst)
+func (outside) DialTCP(ctx context.Context, _, dst netip.AddrPort) (netstack.Stream, error) {
+	conn, err := DialOutside(ctx, "tcp", dst)
 	if err != nil {
 		return nil, err
 	}
@@ -87,8 +82,8 @@ type tcpStream struct{ *net.TCPConn }
 
 func (s tcpStream) Reset() error { return errors.Join(s.SetLinger(0), s.Close()) }
 
-func (o outside) DialUDP(ctx context.Context, _, dst netip.AddrPort) (netstack.PacketStream, error) {
-	conn, err := o.dial(ctx, "udp", dst)
+func (outside) DialUDP(ctx context.Context, _, dst netip.AddrPort) (netstack.PacketStream, error) {
+	conn, err := DialOutside(ctx, "udp", dst)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package connection
 
 import (
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -395,13 +396,8 @@ func reverseDomains(prefixes []netip.Prefix) []string {
 			step = 4
 		}
 		bits := (p.Bits() + step - 1) / step * step
-		for a := p.Masked(); a.Addr().IsValid() && p.Contains(a.Addr()); {
-			out = append(out, reverseDomain(a.Addr(), bits))
-			next := netipx.PrefixLastIP(netip.PrefixFrom(a.Addr(), bits)).Next()
-			if !next.IsValid() {
-				break
-			}
-			a = netip.PrefixFrom(next, bits)
+		for a := p.Masked().Addr(); p.Contains(a); a = netipx.PrefixLastIP(netip.PrefixFrom(a, bits)).Next() {
+			out = append(out, reverseDomain(a, bits))
 		}
 	}
 	slices.Sort(out)
@@ -432,24 +428,16 @@ func matchDomains(domains, reverse, namespaces []string) (match []string, left i
 // widened returns the zones, with the longest ones of the family that has more zones cut by one label. It cuts none
 // shorter than in-addr.arpa and ip6.arpa.
 func widened(zones []string) []string {
-	depth := map[string][]int{} // by family
-	family := func(z string) string {
-		if strings.HasSuffix(z, "ip6.arpa") {
-			return "ip6.arpa"
-		}
-		return "in-addr.arpa"
-	}
+	depth := map[bool][]int{} // by whether the family is IPv6
+	is6 := func(z string) bool { return strings.HasSuffix(z, "ip6.arpa") }
 	for _, z := range zones {
-		depth[family(z)] = append(depth[family(z)], strings.Count(z, "."))
+		depth[is6(z)] = append(depth[is6(z)], strings.Count(z, "."))
 	}
-	wide := "in-addr.arpa"
-	if len(depth["ip6.arpa"]) > len(depth[wide]) {
-		wide = "ip6.arpa"
-	}
+	wide := len(depth[true]) > len(depth[false])
 	longest := slices.Max(depth[wide])
 	var out []string
 	for _, z := range zones {
-		if family(z) == wide && strings.Count(z, ".") == longest && longest > 1 {
+		if is6(z) == wide && strings.Count(z, ".") == longest && longest > 1 {
 			_, z, _ = strings.Cut(z, ".")
 		}
 		out = append(out, z)
@@ -461,23 +449,12 @@ func widened(zones []string) []string {
 // reverseDomain returns the zone of the addresses that share the first bits of a. dns.ReverseAddr of miekg/dns is no
 // replacement: it writes an IPv4-mapped address as IPv4.
 func reverseDomain(a netip.Addr, bits int) string {
-	name := ""
+	labels, root := strings.Split(hex.EncodeToString(a.AsSlice())[:bits/4], ""), "ip6.arpa"
 	if a.Is4() {
-		b := a.As4()
-		for _, octet := range b[:bits/8] {
-			name = fmt.Sprintf("%d.%s", octet, name)
-		}
-		return name + "in-addr.arpa"
+		labels, root = strings.Split(a.String(), ".")[:bits/8], "in-addr.arpa"
 	}
-	b := a.As16()
-	for i := range bits / 4 {
-		nibble := b[i/2] >> 4
-		if i%2 == 1 {
-			nibble = b[i/2] & 15
-		}
-		name = fmt.Sprintf("%x.%s", nibble, name)
-	}
-	return name + "ip6.arpa"
+	slices.Reverse(labels)
+	return strings.Join(append(labels, root), ".")
 }
 
 // sharedInner reports whether p may be routed to reach other laptops. The last of the inner networks may not: it is

@@ -261,7 +261,7 @@ func TestConsentErrorNamesNetworksAndSource(t *testing.T) {
 	if e.Needs == nil || text(e.Needs.Networks) != "203.0.113.0/24 2001:db8::/112" {
 		t.Errorf("needs %+v", e.Needs)
 	}
-	if many := consentError(stated(strings.Repeat("203.0.113.0/24 ", 20))); !strings.HasSuffix(many.Message, ", and 12 more") {
+	if many := consentError(stated(strings.Repeat("203.0.113.0/24 ", 20))); !strings.HasSuffix(many.Message, " and 12 more") {
 		t.Errorf("got %s", many.Message)
 	}
 }

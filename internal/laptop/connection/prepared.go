@@ -31,11 +31,13 @@ type Prepared struct {
 	opened  <-chan struct{} // closed when API requests share a connection
 	guessed chan struct{}   // closed when guess is set
 	guess   podName         // zero: no pod was found
-	dialed  chan struct{}   // closed when the port-forward is open, or has failed
+	forward chan forwarded  // the port-forward, until somebody takes it; closed when there is no other
+}
 
-	mu   sync.Mutex
-	conn net.Conn // the port-forward, until somebody takes it
-	err  error    // why it failed
+// forwarded is a port-forward, or why it failed.
+type forwarded struct {
+	conn net.Conn
+	err  error
 }
 
 // podName names a pod.
@@ -55,7 +57,7 @@ func newPrepared(request api.ConnectRequest, c *client.Cluster, logger *slog.Log
 	first, opened := client.Opening(ctx)
 	p := &Prepared{
 		request: request, log: logger, cluster: c, pods: podconn.New(c), cancel: cancel, opened: opened,
-		guessed: make(chan struct{}), dialed: make(chan struct{}),
+		guessed: make(chan struct{}), forward: make(chan forwarded, 1),
 	}
 	p.begin = sync.OnceFunc(func() {
 		p.running.Go(func() {
@@ -76,23 +78,25 @@ func (p *Prepared) Close() {
 	p.cancel()
 	p.running.Wait()
 	defer p.cluster.Release()
-	if conn, _ := p.take(); conn != nil {
-		conn.Close()
+	select {
+	case f := <-p.forward:
+		if f.conn != nil {
+			f.conn.Close()
+		}
+	default: // Begin was not called
 	}
 }
 
 // dial opens the port-forward. first is the context of the first API request.
 func (p *Prepared) dial(ctx, first context.Context) {
-	defer close(p.dialed)
+	defer close(p.forward)
 	p.guess.namespace, p.guess.pod = install.GuessPod(first, p.cluster, p.request.ManagerNamespace, p.request.Namespace)
 	close(p.guessed)
 	if p.guess.pod == "" {
 		return
 	}
 	conn, err := p.pods.PortForward(ctx, p.guess.namespace, p.guess.pod, api.ManagerPort)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.conn, p.err = conn, err
+	p.forward <- forwarded{conn, err}
 }
 
 // open waits until API requests share a connection, or the first one has failed. Without the wait, each of many at once
@@ -110,24 +114,18 @@ func (p *Prepared) open(ctx context.Context) error {
 // portForward returns the port-forward to the pod, or why it failed. The caller owns it. It returns nil and no error if
 // there is none to this pod, or somebody has taken it.
 func (p *Prepared) portForward(ctx context.Context, to podName) (net.Conn, error) {
-	for _, done := range []<-chan struct{}{p.guessed, p.dialed} {
-		select {
-		case <-done:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		if p.guess != to {
-			return nil, nil
-		}
+	select {
+	case <-p.guessed:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
-	return p.take()
-}
-
-// take returns the port-forward, or the reason why there is none, once.
-func (p *Prepared) take() (net.Conn, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	conn, err := p.conn, p.err
-	p.conn, p.err = nil, nil
-	return conn, err
+	if p.guess != to {
+		return nil, nil
+	}
+	select {
+	case f := <-p.forward: // zero if it is closed
+		return f.conn, f.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }

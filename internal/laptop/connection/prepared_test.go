@@ -20,9 +20,10 @@ func prepared(t *testing.T, guess podName, conn net.Conn, err error) *Prepared {
 		t.Fatal(loadErr)
 	}
 	p := newPrepared(api.ConnectRequest{}, c, slog.New(slog.DiscardHandler))
-	p.guess, p.conn, p.err = guess, conn, err
+	p.guess = guess
 	close(p.guessed)
-	close(p.dialed)
+	p.forward <- forwarded{conn, err}
+	close(p.forward)
 	return p
 }
 

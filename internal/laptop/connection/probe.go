@@ -76,11 +76,8 @@ func (p prober) checkName(ctx context.Context, name string, want []netip.Addr) a
 	return resolved(name, texts(got), err, texts(want)...)
 }
 
-func texts(addrs []netip.Addr) (all []string) {
-	for _, a := range addrs {
-		all = append(all, a.Unmap().String())
-	}
-	return all
+func texts(addrs []netip.Addr) []string {
+	return api.Texts(addrs, func(a netip.Addr) string { return a.Unmap().String() })
 }
 
 // checkAddress resolves the address of a Service to its name (PTR).
@@ -174,18 +171,15 @@ func (p prober) checkDNS(ctx context.Context, server netip.AddrPort, name string
 
 // probeError returns the error that connect shows for failed checks, or nil.
 func probeError(checks []api.Check, resolver api.ResolverMode, vips bool) error {
-	var failed []string
-	bad := map[string]bool{}
-	for _, c := range checks {
-		if !c.OK {
-			bad[c.What] = true
-			failed = append(failed, fmt.Sprintf("%s %s: %s", c.What, c.Target, c.Seen))
-		}
-	}
-	if len(failed) == 0 {
+	all := failed(checks)
+	if len(all) == 0 {
 		return nil
 	}
-	e := api.Errorf(api.ExitProbe, "the tunnel is up but does not reach the cluster: %s", strings.Join(failed, "; "))
+	bad := map[string]bool{}
+	for _, c := range all {
+		bad[c.What] = true
+	}
+	e := api.Errorf(api.ExitProbe, "the tunnel is up but does not reach the cluster: %s", describe(all))
 	switch {
 	case bad["pod"] && bad["clusterIP"]:
 		return e.WithHint(

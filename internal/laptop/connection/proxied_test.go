@@ -57,16 +57,16 @@ func TestProxyGetsTheClustersNetworksWithoutADevice(t *testing.T) {
 func TestProbeOfAProxyUsesNoResolverOfThisMachine(t *testing.T) {
 	vip := netip.MustParseAddrPort("10.96.0.1:443")
 	c := newProxied(t, nil, vip.Addr())
-	var dialled []string
+	var dialed []string
 	p := c.prober(func(_ context.Context, network string, to netip.AddrPort) (net.Conn, error) {
-		dialled = append(dialled, network+" "+to.String())
+		dialed = append(dialed, network+" "+to.String())
 		near, far := net.Pipe()
 		return near, far.Close()
 	})
 	if got := p.checkName(t.Context(), "kubernetes.default.svc.cluster.local", []netip.Addr{vip.Addr()}); !got.OK {
 		t.Errorf("%+v", got)
 	}
-	if got := p.checkTCP(t.Context(), "clusterIP", vip); !got.OK || len(dialled) != 1 || dialled[0] != "tcp 10.96.0.1:443" {
-		t.Errorf("%+v, dialled %q", got, dialled)
+	if got := p.checkTCP(t.Context(), "clusterIP", vip); !got.OK || len(dialed) != 1 || dialed[0] != "tcp 10.96.0.1:443" {
+		t.Errorf("%+v, dialed %q", got, dialed)
 	}
 }

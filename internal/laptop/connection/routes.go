@@ -3,7 +3,6 @@ package connection
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -46,11 +45,6 @@ type routes struct {
 	planned planned      // as applied
 	link    api.Link     // as applied
 	applied api.NetworkApplied
-}
-
-func newRoutes(s *shared,
-	dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)) *routes {
-	return &routes{shared: s, zone: newZone(s, dial)}
 }
 
 // maintain applies what changes after the connection is up, until ctx ends.
@@ -208,7 +202,7 @@ func servicesBy(state api.ManagerState, netstack, proxyMode string) string {
 	case netstack == api.NetstackSystem:
 		return "resolved by the cluster's own kube-proxy (" + proxyMode + ")"
 	case !state.ResolvesVIPs:
-		return "dialled as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
+		return "dialed as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
 	case state.Authorized:
 		text := "resolved by kubevpn for pods of which you may forward ports"
 		if len(state.Namespaces) > 0 {
@@ -219,7 +213,7 @@ func servicesBy(state api.ManagerState, netstack, proxyMode string) string {
 		return "resolved by kubevpn in " + strings.Join(state.Namespaces, ", ") + "; rejected in other namespaces"
 	case len(state.Namespaces) > 0:
 		text := "resolved by kubevpn in " + strings.Join(state.Namespaces, ", ") +
-			"; dialled as they are in other namespaces"
+			"; dialed as they are in other namespaces"
 		if len(state.Missing) > 0 {
 			text += "; the traffic manager lacks " + strings.Join(state.Missing, ", ")
 		}
@@ -254,20 +248,16 @@ func (r *routes) warnOfGateway(known networks) {
 // consentError names the public networks that the cluster states. They are not routed unless the user allows them.
 func consentError(ask []client.CIDR) *api.Error {
 	var all netipx.IPSetBuilder
-	var text, exclude []string
-	for i, c := range ask {
+	for _, c := range ask {
 		all.AddPrefix(c.Prefix)
-		if i < maxNetworks {
-			text = append(text, fmt.Sprintf("%v (%s)", c.Prefix, c.Source))
-			exclude = append(exclude, "--exclude-cidr "+c.Prefix.String())
-		}
 	}
-	if more := len(ask) - maxNetworks; more > 0 {
-		text = append(text, fmt.Sprintf("and %d more", more))
-	}
+	text := api.Texts(ask, func(c client.CIDR) string { return fmt.Sprintf("%v (%s)", c.Prefix, c.Source) })
+	exclude := api.Texts(ask[:min(len(ask), maxNetworks)], func(c client.CIDR) string {
+		return "--exclude-cidr " + c.Prefix.String()
+	})
 	err := api.Errorf(api.ExitConsent,
 		"the cluster states networks outside of private address space, which are routed only if you allow it: %s",
-		strings.Join(text, ", "))
+		api.Some(text, maxNetworks))
 	err.Needs = &api.Consent{Networks: routable.Set(&all).Prefixes()}
 	return err.WithHint("Nothing was changed. If these are the cluster's own, allow them once:\n  kubevpn connect "+
 		"--yes\nTo go on without them:\n  kubevpn connect %s",
@@ -276,7 +266,7 @@ func consentError(ask []client.CIDR) *api.Error {
 
 // overlapError names the local networks that overlap, and the shortest way to connect without them.
 func overlapError(overlaps []route.Overlap) *api.Error {
-	var text, exclude []string
+	var text []string
 	var without netipx.IPSetBuilder
 	for _, o := range overlaps {
 		without.AddPrefix(narrower(o.Prefix, o.Other))
@@ -287,9 +277,9 @@ func overlapError(overlaps []route.Overlap) *api.Error {
 			text = append(text, o.String())
 		}
 	}
-	for _, p := range routable.Set(&without).Prefixes() {
-		exclude = append(exclude, "--exclude-cidr "+p.String())
-	}
+	exclude := api.Texts(routable.Set(&without).Prefixes(), func(p netip.Prefix) string {
+		return "--exclude-cidr " + p.String()
+	})
 	return api.Errorf(api.ExitOverlap, "the cluster's network overlaps a local one: %s", strings.Join(text, "; ")).
 		WithHint("Nothing was changed. To go on without that part of the cluster:\n  kubevpn connect %s",
 			strings.Join(exclude, " "))

@@ -95,7 +95,7 @@ func TestProbeErrorNamesFailedChecks(t *testing.T) {
 		{"passed", []api.Check{ok("name"), ok("pod"), ok("clusterIP")}, true, "", ""},
 		{"nothing", []api.Check{ok("name"), bad("pod"), bad("clusterIP")}, true,
 			"the tunnel is up but does not reach the cluster: pod pod-target: no answer; clusterIP clusterIP-target: no answer", "NetworkPolicy"},
-		{"dialled_vips", []api.Check{ok("name"), ok("pod"), bad("clusterIP")}, false,
+		{"dialed_vips", []api.Check{ok("name"), ok("pod"), bad("clusterIP")}, false,
 			"the tunnel is up but does not reach the cluster: clusterIP clusterIP-target: no answer", "Ask an admin to run `kubevpn install`"},
 		{"names", []api.Check{bad("name"), ok("pod"), ok("clusterIP")}, true,
 			"the tunnel is up but does not reach the cluster: name name-target: no answer", "by way of nftables"},

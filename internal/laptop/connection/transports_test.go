@@ -520,7 +520,7 @@ func TestStatusListsTransports(t *testing.T) {
 		name  string
 		asked string
 		seen  all
-		inUse string // "": as the port-forward says itself, which has not been dialled
+		inUse string // "": as the port-forward says itself, which has not been dialed
 		want  []api.Transport
 	}{
 		{"forced_port_forward", api.TransportPortForward, nil, "", []api.Transport{
@@ -560,7 +560,7 @@ func TestStatusListsTransports(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", d)
 			}
 			if n := len(s.transports.preferred()); n != len(tt.seen) {
-				t.Errorf("%d transports are dialled besides port-forward, want %d", n, len(tt.seen))
+				t.Errorf("%d transports are dialed besides port-forward, want %d", n, len(tt.seen))
 			}
 		})
 	}

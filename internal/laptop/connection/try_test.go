@@ -71,7 +71,7 @@ func TestTryNamesTheFault(t *testing.T) {
 			t.Errorf("a manager that is silent: %v", err)
 		}
 		if _, _, err := m.try(t.Context(), refused); err == nil || err.Error() != "refused" {
-			t.Errorf("a manager that cannot be dialled: %v", err)
+			t.Errorf("a manager that cannot be dialed: %v", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

@@ -3,6 +3,8 @@ package connection
 import (
 	"context"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -15,21 +17,14 @@ const (
 // clock does not (clock_gettime(2), CLOCK_MONOTONIC), so their difference jumps. Without it, only the heartbeat of a
 // conn that died meanwhile notices, several seconds later.
 func watchWake(ctx context.Context, onWake func(slept time.Duration)) error {
-	tick := time.NewTicker(wakeTick)
-	defer tick.Stop()
-	before := time.Now()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
+	for before := time.Now(); wakeup.Pause(ctx, wakeTick); {
 		now := time.Now()
 		if slept := asleep(before, now); slept > wakeJump {
 			onWake(slept)
 		}
 		before = now
 	}
+	return ctx.Err()
 }
 
 // asleep returns how much more time passed on the wall clock than on the monotonic clock.
