@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,46 +18,31 @@ import (
 // connect connects an unconnected UDP or TCP socket of another process, and returns it as a net.Conn. The Conn has its
 // own descriptor: f stays open.
 func connect(ctx context.Context, f *os.File, addr netip.AddrPort) (net.Conn, error) {
-	fd := int(f.Fd())
-	if err := unix.SetNonblock(fd, true); err != nil { // File.Fd may have set blocking mode
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	err := unix.Connect(fd, sockaddr(addr))
-	if err == nil {
-		return net.FileConn(f)
-	}
-	if !errors.Is(err, unix.EINPROGRESS) {
-		return nil, os.NewSyscallError("connect", err)
-	}
-	if err := awaitConnected(ctx, fd); err != nil {
+	waiting, err := net.FileConn(f)
+	if err != nil {
 		return nil, err
 	}
-	return net.FileConn(f)
-}
-
-// awaitConnected waits until a connect in progress has ended. It polls in slices, because a context cannot interrupt a
-// poll of a descriptor that the runtime does not manage. Connects are rare here: only truncated answers need TCP.
-func awaitConnected(ctx context.Context, fd int) error {
-	const slice = 50 * time.Millisecond
-	for ctx.Err() == nil {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-		n, err := unix.Poll(fds, int(slice.Milliseconds()))
-		switch {
-		case errors.Is(err, unix.EINTR), err == nil && n == 0:
-			continue
-		case err != nil:
-			return os.NewSyscallError("poll", err)
-		}
-		errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		switch {
-		case err != nil:
-			return os.NewSyscallError("getsockopt", err)
-		case errno != 0:
-			return os.NewSyscallError("connect", unix.Errno(errno))
-		}
-		return nil
+	defer waiting.Close()
+	defer context.AfterFunc(ctx, func() { _ = waiting.SetWriteDeadline(time.Unix(1, 0)) })()
+	raw, err := waiting.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return nil, err
 	}
-	return fmt.Errorf("cannot connect: %w", ctx.Err())
+	to := sockaddr(addr)
+	var failed error
+	err = raw.Write(func(fd uintptr) bool { // once more when the socket becomes writable: connect then returns the result
+		failed = unix.Connect(int(fd), to)
+		return !errors.Is(failed, unix.EINPROGRESS) && !errors.Is(failed, unix.EALREADY)
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("cannot connect: %w", ctx.Err())
+	case err != nil:
+		return nil, err
+	case failed != nil:
+		return nil, os.NewSyscallError("connect", failed)
+	}
+	return net.FileConn(f)
 }
 
 func sockaddr(addr netip.AddrPort) unix.Sockaddr {

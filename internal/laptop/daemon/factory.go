@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/user"
 	"strings"
@@ -36,7 +37,10 @@ type Factory interface {
 // Run has returned.
 type Connection interface {
 	intercept.Session
-	flowSource
+	// Flows returns the open flows. Stall is set if bytes wait now.
+	Flows(local connection.LocalSockets) []api.Flow
+	// NameOf returns the name of the Service, pod or host with the address, if it is known; it does not block.
+	NameOf(a netip.Addr) api.ObjectName
 	// Cluster is the API of the cluster, with the rights of the user who connected.
 	Cluster() *client.Cluster
 	// Run makes the connection and keeps it until ctx ends or the connection is lost. It cleans up before it returns.

@@ -19,15 +19,6 @@ import (
 // flowInterval is the time over which rates are measured, and in which a flow that waits must move a byte.
 const flowInterval = time.Second
 
-// flowSource is a connection whose flows are listed.
-type flowSource interface {
-	Status() api.Connection
-	// Flows returns the open flows. Stall is set if bytes wait now.
-	Flows(local connection.LocalSockets) []api.Flow
-	// NameOf returns the name of the Service, pod or host with the address, if it is known; it does not block.
-	NameOf(a netip.Addr) api.ObjectName
-}
-
 // handleFlows answers one list of flows after flowInterval, or one after each until the client has gone.
 func (d *daemon) handleFlows(w http.ResponseWriter, r *http.Request) {
 	limit, err := strconv.Atoi(cmp.Or(r.FormValue(api.ParamLimit), "0"))
@@ -35,7 +26,7 @@ func (d *daemon) handleFlows(w http.ResponseWriter, r *http.Request) {
 		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUsage, "the limit must be a number from 0 on"))
 		return
 	}
-	sampler := &flowSampler{sources: d.connections.flowSources, list: sockets.List, owners: sockets.Owners}
+	sampler := &flowSampler{sources: d.connections.working, list: sockets.List, owners: sockets.Owners}
 	sampler.sample(time.Now(), limit)
 	d.lines(w, r, func(ctx context.Context, send func(any)) {
 		for wakeup.Pause(ctx, flowInterval) {
@@ -64,22 +55,22 @@ func (d *daemon) lines(w http.ResponseWriter, r *http.Request, produce func(ctx 
 	})
 }
 
-// flowSources returns the connections by their IDs.
-func (cs *connections) flowSources() map[string]flowSource {
+// working returns the connections that have not failed, by their IDs.
+func (cs *connections) working() map[string]Connection {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	sources := map[string]flowSource{}
+	all := map[string]Connection{}
 	for id, t := range cs.tasks {
 		if t.failed == nil {
-			sources[id] = t.conn
+			all[id] = t.conn
 		}
 	}
-	return sources
+	return all
 }
 
 // flowSampler computes rates and stalls from one list of flows to the next. One goroutine uses it.
 type flowSampler struct {
-	sources func() map[string]flowSource
+	sources func() map[string]Connection
 	list    func(keep func(netip.Addr) bool) ([]sockets.Socket, error)
 	owners  func(inodes map[uint32]bool) (map[uint32]sockets.Process, error)
 
@@ -166,7 +157,7 @@ func update(f *api.Flow, past flowPast, known bool, now time.Time, elapsed float
 }
 
 // localSockets lists the sockets that may belong to flows of these connections, and their programs.
-func (s *flowSampler) localSockets(sources map[string]flowSource) (connection.LocalSockets, error) {
+func (s *flowSampler) localSockets(sources map[string]Connection) (connection.LocalSockets, error) {
 	own := map[netip.Addr]bool{netip.IPv4Unspecified(): true, netip.IPv6Unspecified(): true}
 	for _, source := range sources {
 		for _, a := range source.Status().Addresses {
@@ -200,7 +191,7 @@ func (s *flowSampler) localSockets(sources map[string]flowSource) (connection.Lo
 }
 
 // flowWarnings returns what the list lacks. err is the error of listing sockets.
-func flowWarnings(sources map[string]flowSource, err error) (warnings []string) {
+func flowWarnings(sources map[string]Connection, err error) (warnings []string) {
 	if err == nil || len(sources) == 0 {
 		return nil
 	}

@@ -18,8 +18,9 @@ import (
 	"kubevpn/pkg/host/sockets"
 )
 
-// listed is a flowSource with the flows that a test sets.
+// listed is a Connection with the flows that a test sets.
 type listed struct {
+	Connection
 	flows []api.Flow
 	local connection.LocalSockets // as Flows got it
 }
@@ -39,7 +40,7 @@ func (l *listed) NameOf(a netip.Addr) api.ObjectName {
 
 func samplerOf(l *listed) *flowSampler {
 	return &flowSampler{
-		sources: func() map[string]flowSource { return map[string]flowSource{"east": l} },
+		sources: func() map[string]Connection { return map[string]Connection{"east": l} },
 		list:    func(func(netip.Addr) bool) ([]sockets.Socket, error) { return nil, nil },
 		owners:  func(map[uint32]bool) (map[uint32]sockets.Process, error) { return nil, nil },
 	}

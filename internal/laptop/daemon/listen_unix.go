@@ -4,8 +4,6 @@ package daemon
 
 import (
 	"errors"
-	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -24,22 +22,10 @@ func lockFile(f *os.File) error {
 	return err
 }
 
-// listen creates a unix socket at path that only processes of this user can use. Its directory is closed to other
-// users. In addition, the listener checks the user of each connection: a process could hold a descriptor of an old
-// directory. The caller holds the lock, so an existing socket is stale.
-func listen(path string, logger *slog.Logger) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cannot remove the socket of an earlier daemon: %w", err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("cannot create the daemon's socket: %w", err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		l.Close()
-		return nil, fmt.Errorf("cannot close the daemon's socket to other users: %w", err)
-	}
-	return &ownListener{UnixListener: l, logger: logger}, nil
+// restrict returns the listener for processes of this user. Its directory is closed to other users. In addition, the
+// listener checks the user of each connection: a process could hold a descriptor of an old directory.
+func restrict(l net.Listener, path string, logger *slog.Logger) (net.Listener, error) {
+	return &ownListener{l.(*net.UnixListener), logger}, os.Chmod(path, 0o600)
 }
 
 // ownListener accepts connections only from processes of this user.

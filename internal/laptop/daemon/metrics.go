@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -120,8 +119,9 @@ func (cs *connections) collector() *metrics.Collector {
 		for state, n := range states {
 			emit(metricConnections, float64(n), string(state))
 		}
-		for id, c := range cs.counters() {
-			collectConnection(emit, id, &c)
+		for id, c := range cs.working() {
+			counters := c.Counters()
+			collectConnection(emit, id, &counters)
 		}
 		for result, n := range cs.queries.results() {
 			emit(metricQueries, float64(n), result.from, result.rcode)
@@ -137,16 +137,6 @@ func (cs *connections) collector() *metrics.Collector {
 		}
 		metricBounds.EmitMemory(emit, "")
 	})
-}
-
-// counters returns those of the connections that have not failed, by their IDs.
-func (cs *connections) counters() map[string]connection.Counters {
-	all := map[string]connection.Counters{}
-	for _, t := range cs.list(func(t *connectionTask) bool { return t.failed == nil },
-		func(a, b *connectionTask) int { return cmp.Compare(a.id, b.id) }) {
-		all[t.id] = t.conn.Counters()
-	}
-	return all
 }
 
 // collectResolver emits the queries in flight.

@@ -3,8 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -23,19 +21,9 @@ func lockFile(f *os.File) error {
 	return err
 }
 
-// listen creates a unix socket at path. Only processes of this user can use it: Windows compares a process that
-// connects with the access list of the file, which is that of the user's local application data. The caller holds the
-// lock, so an existing socket is stale.
-func listen(path string, _ *slog.Logger) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cannot remove the socket of an earlier daemon: %w", err)
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("cannot create the daemon's socket: %w", err)
-	}
-	return l, nil
-}
+// restrict returns the listener. Only processes of this user can use it: Windows compares a process that connects with
+// the access list of the file, which is that of the user's local application data.
+func restrict(l net.Listener, _ string, _ *slog.Logger) (net.Listener, error) { return l, nil }
 
 // errNoHelper is the error of everything that a root helper would do: Windows has none.
 var errNoHelper = errors.New("there is no root helper on Windows")

@@ -100,7 +100,7 @@ func (d *daemon) pageHandler() http.Handler {
 func (d *daemon) handleUpdates(w http.ResponseWriter, r *http.Request) {
 	recent, queries, end := d.connections.queries.follow(false)
 	defer end()
-	sampler := &flowSampler{sources: d.connections.flowSources, list: sockets.List, owners: sockets.Owners}
+	sampler := &flowSampler{sources: d.connections.working, list: sockets.List, owners: sockets.Owners}
 	logged := 0
 	d.lines(w, r, func(ctx context.Context, send func(any)) {
 		for {

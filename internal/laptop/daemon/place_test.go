@@ -40,7 +40,7 @@ func (p *fakePlace) SetNetwork(_ context.Context, n sandbox.Network) error {
 	return nil
 }
 
-var errInside = errors.New("dialled inside")
+var errInside = errors.New("dialed inside")
 
 func (p *fakePlace) Dial(context.Context, string, string) (net.Conn, error) { return nil, errInside }
 

@@ -173,7 +173,10 @@ func (r *registry[K, T]) end(cause error, ts ...T) {
 func (r *registry[K, T]) await(timeout time.Duration, ts ...T) (late []T) {
 	deadline := time.Now().Add(timeout)
 	for _, t := range ts {
-		if b := t.base(); !b.await(time.Until(deadline)) {
+		b := t.base()
+		select {
+		case <-b.over.Done():
+		case <-time.After(time.Until(deadline)):
 			b.logger.Error("the "+b.kind+" did not end in time", "timeout", timeout)
 			late = append(late, t)
 		}

@@ -35,7 +35,7 @@ var webAddr = netip.MustParseAddrPort("10.96.0.80:80")
 
 func (c *reached) Dial(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
 	if addr != webAddr {
-		return nil, fmt.Errorf("dialled %v inside", addr)
+		return nil, fmt.Errorf("dialed %v inside", addr)
 	}
 	return new(net.Dialer).DialContext(ctx, network, c.web)
 }
@@ -125,7 +125,7 @@ func TestSOCKSReachesTheClusterByNameAndAddress(t *testing.T) {
 		{"web.default", "web.default", "web.default"},
 		{"WEB.default.svc.cluster.local", "WEB.default.svc.cluster.local", "WEB.default.svc.cluster.local"},
 		{"10.96.0.80", "10.96.0.80", "10.96.0.80"},
-		{"10.96.0.81", "dialled 10.96.0.81:80 inside", "(1)"},
+		{"10.96.0.81", "dialed 10.96.0.81:80 inside", "(1)"},
 		{"gone.default.svc", "lookup gone.default.svc: no such host", "(4)"},
 		{"rebound.default.svc", "the cluster answers with 192.168.1.7, which is not routed to it", "(4)"},
 		// The program means its own machine, and the proxy is not there to reach that.

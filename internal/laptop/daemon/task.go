@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"kubevpn/internal/api"
 )
@@ -92,14 +91,4 @@ func (t *task) cause() error {
 func (t *task) endLocked(cause error) {
 	t.ending = true
 	t.cancel(cause)
-}
-
-// await waits until the cleanup of the task has ended, and reports whether it ended within the timeout.
-func (t *task) await(timeout time.Duration) bool {
-	select {
-	case <-t.over.Done():
-		return true
-	case <-time.After(timeout):
-		return false
-	}
 }
