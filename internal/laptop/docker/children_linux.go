@@ -24,6 +24,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/podenv"
 	"kubevpn/pkg/host/sandbox"
+	"kubevpn/pkg/wakeup"
 )
 
 // answerTimeout limits the time of an answer, because the other end may have been stopped.
@@ -39,6 +40,9 @@ type child struct {
 	stderr   bytes.Buffer    // of the command, if it goes nowhere else; may be read once done is closed
 	copying  sync.WaitGroup  // of the output of the command
 	remote   *sandbox.Remote // the first process of the container; nil: it has not connected
+	// Set by start:
+	container string          // its name in the pod
+	ended     <-chan struct{} // closed when the program or its container has ended
 }
 
 // launch runs a container, and returns when its first process is ready. args returns the arguments of docker for the
@@ -156,16 +160,13 @@ func (r *run) removed(c *child) error {
 
 // accept takes the connection of a container's first process, and no other.
 func accept(ctx context.Context, l *net.UnixListener, c *child) (*net.UnixConn, error) {
-	accepted := make(chan struct{})
-	defer close(accepted)
-	go func() {
+	defer wakeup.Go(ctx, func(ctx context.Context) {
 		select {
 		case <-c.done:
 		case <-ctx.Done():
-		case <-accepted:
 		}
 		l.Close() // which removes the socket
-	}()
+	})()
 	conn, err := l.AcceptUnix()
 	switch {
 	case err == nil:
@@ -202,7 +203,7 @@ func (n *network) gone() error {
 
 // show writes a volume, which the containers see at once.
 func (r *run) show(ctx context.Context, v podenv.Volume) error {
-	owned := owned(r.plan.pod, v)
+	owned := owned(r.Pod, v)
 	owned.Dirs = r.content.points[v.Name]
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -212,15 +213,8 @@ func (r *run) show(ctx context.Context, v podenv.Volume) error {
 	return nil
 }
 
-// running is a container whose program has started.
-type running struct {
-	*child
-	container string          // its name in the pod
-	ended     <-chan struct{} // closed when the program or its container has ended
-}
-
 // start starts the n-th container and returns when its program runs.
-func (r *run) start(ctx context.Context, n int) (*running, error) {
+func (r *run) start(ctx context.Context, n int) (*child, error) {
 	c := r.plan.containers[n]
 	mounts := r.resolve(ctx, c)
 	// Its log is discarded: a program of the container may have replaced our process.
@@ -233,10 +227,11 @@ func (r *run) start(ctx context.Context, n int) (*running, error) {
 	limited, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	if err := one.remote.Run(limited, r.content.programs[c.name]); err != nil {
-		err = c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil)
+		err = c.notStarted(err, c.chosen && r.Arguments.Entrypoint != nil)
 		return nil, r.abandon(one, cmp.Or(context.Cause(ctx), err))
 	}
-	return &running{child: one, container: c.name, ended: one.remote.Done()}, nil
+	one.container, one.ended = c.name, one.remote.Done()
+	return one, nil
 }
 
 // connectStreams connects the chosen container to the standard streams of this process. The output of another one gets
@@ -355,21 +350,21 @@ func (r *run) writer(of, from string) string {
 }
 
 // exit returns the exit code of the program, after all of its output was written.
-func (one *running) exit() (int, error) {
-	<-one.done
-	if ended := one.remote.Ended(); ended != nil {
+func (c *child) exit() (int, error) {
+	<-c.done
+	if ended := c.remote.Ended(); ended != nil {
 		return ended.Code, nil
 	}
-	exit, ok := errors.AsType[*exec.ExitError](one.err)
+	exit, ok := errors.AsType[*exec.ExitError](c.err)
 	if !ok {
-		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a report: %w", one.container,
-			errors.Join(errors.New("its first process ended"), one.err))
+		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a report: %w", c.container,
+			errors.Join(errors.New("its first process ended"), c.err))
 	}
 	const failed = 125 // docker's own
 	if code := exit.ExitCode(); code != failed && code > 0 {
 		return code, nil // the exit code of a killed container
 	}
-	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has ended the container %s: docker %w", one.container,
+	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has ended the container %s: docker %w", c.container,
 		exit).
 		WithHint("see `journalctl -u docker` for the cause")
 }

@@ -37,8 +37,6 @@ type container struct {
 type plan struct {
 	id         string // of this run, in the names of its containers
 	cfg        Config
-	pod        *corev1.Pod
-	user       Arguments
 	containers []container // in starting order: the chosen one is last
 	selinux    bool
 	userns     bool
@@ -97,7 +95,7 @@ func isSidecar(c *corev1.Container) bool {
 // withoutAgents returns the pod without traffic agents.
 func withoutAgents(pod *corev1.Pod) *corev1.Pod {
 	pod = pod.DeepCopy()
-	agent := func(c corev1.Container) bool { return strings.HasPrefix(c.Name, api.AgentPrefix) }
+	agent := func(c corev1.Container) bool { return api.IsAgent(c.Name) }
 	pod.Spec.Containers = slices.DeleteFunc(pod.Spec.Containers, agent)
 	pod.Spec.InitContainers = slices.DeleteFunc(pod.Spec.InitContainers, agent)
 	return pod
@@ -107,7 +105,7 @@ func withoutAgents(pod *corev1.Pod) *corev1.Pod {
 func (p *plan) warnings() []string {
 	var all []string
 	warn := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
-	s := p.pod.Spec
+	s := p.cfg.Pod.Spec
 	for _, c := range s.InitContainers {
 		if !isSidecar(&c) {
 			warn("init container %s does not run here, so its files are missing", c.Name)
@@ -179,7 +177,7 @@ func (p *plan) common(name string) []string {
 // in memory, and the engine removes it with the container.
 func (p *plan) network(dir string) []string {
 	args := p.common(networkName(p.id))
-	hostname := podenv.Hostname(p.pod)
+	hostname := podenv.Hostname(p.cfg.Pod)
 	if hostname == "" { // the API server does not allow this user a dry run
 		hostname = podenv.Hostname(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.cfg.Workload}})
 	}
@@ -194,18 +192,18 @@ func (p *plan) network(dir string) []string {
 		args = append(args, "--sysctl", "net.ipv6.conf.all.disable_ipv6=0", "--sysctl",
 			"net.ipv6.conf.default.disable_ipv6=0")
 	}
-	if s := p.pod.Spec.SecurityContext; s != nil {
+	if s := p.cfg.Pod.Spec.SecurityContext; s != nil {
 		for _, y := range s.Sysctls {
 			args = append(args, "--sysctl", y.Name+"="+y.Value)
 		}
 	}
-	for _, h := range p.pod.Spec.HostAliases {
+	for _, h := range p.cfg.Pod.Spec.HostAliases {
 		for _, name := range h.Hostnames {
 			args = append(args, "--add-host", name+":"+h.IP)
 		}
 	}
-	args = slices.Concat(args, each("--add-host", p.user.AddHosts...), each("--publish", p.cfg.Publish...),
-		each("--publish", p.user.Publish...))
+	args = slices.Concat(args, each("--add-host", p.cfg.Arguments.AddHosts...), each("--publish", p.cfg.Publish...),
+		each("--publish", p.cfg.Arguments.Publish...))
 	chosen := p.containers[len(p.containers)-1]
 	return append(args, "--entrypoint", binary, chosen.image, Command, networkRole)
 }
@@ -238,7 +236,7 @@ func (p *plan) run(dir string, n int, mounts []mount) []string {
 		if p.tty() {
 			args = append(args, "--tty")
 		}
-		args = slices.Concat(args, each("--cap-add", p.user.Capabilities...), p.user.Rest)
+		args = slices.Concat(args, each("--cap-add", p.cfg.Arguments.Capabilities...), p.cfg.Arguments.Rest)
 	}
 	return append(args, "--entrypoint", binary, c.image, Command, programRole)
 }
@@ -246,17 +244,18 @@ func (p *plan) run(dir string, n int, mounts []mount) []string {
 // interactive reports whether the chosen container reads the user's input. If only the pod asks for it, the input must
 // be a terminal.
 func (p *plan) interactive() bool {
-	return p.cfg.Interactive || p.user.Interactive || p.containers[len(p.containers)-1].spec.Stdin && p.cfg.Terminal
+	return p.cfg.Interactive || p.cfg.Arguments.Interactive ||
+		p.containers[len(p.containers)-1].spec.Stdin && p.cfg.Terminal
 }
 
 func (p *plan) tty() bool {
-	return p.cfg.TTY || p.user.TTY || p.containers[len(p.containers)-1].spec.TTY && p.cfg.Terminal
+	return p.cfg.TTY || p.cfg.Arguments.TTY || p.containers[len(p.containers)-1].spec.TTY && p.cfg.Terminal
 }
 
 // security returns the flags for a container's user and privileges.
 func (p *plan) security(c container) []string {
 	var args []string
-	s := effective(p.pod, c.spec)
+	s := effective(p.cfg.Pod, c.spec)
 	if s.RunAsUser != nil || s.RunAsGroup != nil {
 		user, _, _ := strings.Cut(c.imageInfo.Config.User, ":")
 		if s.RunAsUser != nil {
@@ -267,7 +266,7 @@ func (p *plan) security(c container) []string {
 		}
 		args = append(args, "--user", user)
 	}
-	if pod := p.pod.Spec.SecurityContext; pod != nil {
+	if pod := p.cfg.Pod.Spec.SecurityContext; pod != nil {
 		groups := slices.Clone(pod.SupplementalGroups)
 		if pod.FSGroup != nil {
 			groups = append(groups, *pod.FSGroup)
@@ -310,7 +309,7 @@ func capability(name string) string { return strings.TrimPrefix(strings.ToUpper(
 func (p *plan) leftOut(c container) []string {
 	given := slices.Clone(defaultCapabilities)
 	if c.chosen {
-		given = append(given, api.Texts(p.user.Capabilities, capability)...)
+		given = append(given, api.Texts(p.cfg.Arguments.Capabilities, capability)...)
 	}
 	var left []string
 	if s := c.spec.SecurityContext; s != nil && s.Capabilities != nil && !slices.Contains(given, "ALL") {
@@ -336,7 +335,7 @@ func (p *plan) program(c container, variables []podenv.Variable) (subreaper.Prog
 	}
 	if c.chosen {
 		out.Env = append(out.Env, p.cfg.Env...)
-		if e := p.user.Entrypoint; e != nil {
+		if e := p.cfg.Arguments.Entrypoint; e != nil {
 			out.Args = []string{*e}
 		}
 	}

@@ -51,7 +51,7 @@ func testPlan(t *testing.T, cfg Config) *plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &plan{id: "0123456789", cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, containers: all}
+	return &plan{id: "0123456789", cfg: cfg, containers: all}
 }
 
 func TestChoosePutsTheMainContainerLast(t *testing.T) {
@@ -127,7 +127,7 @@ func TestRunArgumentsMatchThePod(t *testing.T) {
 		t.Errorf("another container's user is %s, want the pod's", user)
 	}
 	p.containers[1].spec.SecurityContext = &corev1.SecurityContext{RunAsGroup: pointer(int64(7))}
-	p.pod.Spec.SecurityContext = nil
+	p.cfg.Pod.Spec.SecurityContext = nil
 	for image, want := range map[string]string{"": "0:7", "app": "app:7", "1000:1000": "1000:7"} {
 		p.containers[1].imageInfo.Config.User = image
 		other = p.run("/run/x", 1, nil)
@@ -180,7 +180,7 @@ func TestProgramIsThatOfTheContainerOrTheImage(t *testing.T) {
 		t.Error("nothing to run is no error")
 	}
 	entrypoint := "sh"
-	p.user.Entrypoint = &entrypoint
+	p.cfg.Arguments.Entrypoint = &entrypoint
 	if got, err = p.program(web, nil); err != nil || !slices.Equal(got.Args, []string{"sh"}) {
 		t.Errorf("--entrypoint: %q, %v", got.Args, err)
 	}

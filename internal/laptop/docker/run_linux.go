@@ -77,11 +77,11 @@ func suitable(executable string) error {
 // prepare makes the plan of a run, and pulls images.
 func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	cfg.Pod = withoutAgents(cfg.Pod)
-	p := &plan{id: strings.ToLower(rand.Text()[:10]), cfg: cfg, pod: cfg.Pod, user: cfg.Arguments,
+	p := &plan{id: strings.ToLower(rand.Text()[:10]), cfg: cfg,
 		selinux: cfg.Engine.has("selinux"), userns: cfg.Engine.has("userns")}
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	p.ipv6 = err == nil
-	if p.containers, err = choose(p.pod, cfg.Container, cfg.Alone, cfg.Image); err != nil {
+	if p.containers, err = choose(p.cfg.Pod, cfg.Container, cfg.Alone, cfg.Image); err != nil {
 		return nil, err
 	}
 	for n := range p.containers {
@@ -100,8 +100,8 @@ type run struct {
 	content content
 
 	network *network
-	others  []*running
-	chosen  *running
+	others  []*child
+	chosen  *child
 
 	background   sync.WaitGroup     // all goroutines of the run
 	stop         context.CancelFunc // ends Connect
@@ -250,7 +250,7 @@ func (r *run) released() (int, error) {
 }
 
 // watch warns when another container ends before the main one.
-func (r *run) watch(ctx context.Context, one *running) {
+func (r *run) watch(ctx context.Context, one *child) {
 	select {
 	case <-one.ended:
 		exit, err := one.exit()
@@ -265,7 +265,7 @@ func (r *run) watch(ctx context.Context, one *running) {
 // end ends and removes everything that still runs.
 func (r *run) end() (err error) {
 	grace := graceMost
-	if s := r.plan.pod.Spec.TerminationGracePeriodSeconds; s != nil {
+	if s := r.Pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		grace = min(grace, time.Duration(*s)*time.Second)
 	}
 	r.stopWatching()
@@ -287,7 +287,7 @@ func (r *run) end() (err error) {
 	}
 	for _, one := range append(r.others, r.chosen) {
 		if one != nil {
-			err = errors.Join(err, r.removed(one.child))
+			err = errors.Join(err, r.removed(one))
 		}
 	}
 	r.stop()

@@ -96,12 +96,12 @@ func TestContainerThatDoesNotStartIsExplained(t *testing.T) {
 func TestReleasedWaitsBrieflyForTheReportOfTheProgramsEnd(t *testing.T) {
 	returned := func(script string) *run {
 		t.Helper()
-		c := &child{cmd: exec.Command("sh", "-c", script), remote: &sandbox.Remote{}}
+		c := &child{cmd: exec.Command("sh", "-c", script), remote: &sandbox.Remote{}, container: "web"}
 		if err := c.begin(); err != nil {
 			t.Fatal(err)
 		}
 		<-c.done
-		return &run{chosen: &running{child: c, container: "web"}}
+		return &run{chosen: c}
 	}
 	for script, want := range map[string]string{"exit 0": "detach keys", "kill -9 $$": "signal: killed"} {
 		r := returned(script)
