@@ -27,6 +27,7 @@ import (
 
 	"kubevpn/internal/kube/podenv"
 	"kubevpn/pkg/host/sandbox"
+	"kubevpn/pkg/wakeup"
 )
 
 // Config configures Prepare. The container's variables override those of Environ, except for those that keep this
@@ -133,20 +134,14 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 		defer close(ended)
 		status, err = process.Wait()
 	}()
-	fresh, stop := context.WithCancel(ctx)
-	stopped := make(chan struct{})
-	go func() { // concurrently, because an API server may be slow
-		defer close(stopped)
+	stop := wakeup.Go(ctx, func(ctx context.Context) { // concurrently, because an API server may be slow
 		if len(p.fresh.Readers) == 0 { // no container
 			return
 		}
 		p.fresh.Show = func(ctx context.Context, v podenv.Volume) error { return process.Update(ctx, sandboxVolume(v)) }
-		podenv.Follow(fresh, p.fresh)
-	}()
-	defer func() {
-		stop()
-		<-stopped
-	}()
+		podenv.Follow(ctx, p.fresh)
+	})
+	defer stop()
 	for {
 		select {
 		case <-ended:

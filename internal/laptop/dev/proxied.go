@@ -23,16 +23,11 @@ func (r *Runner) proxied(ctx context.Context) (int, error) {
 	held, release, begin := untilBegin(ctx)
 	defer release()
 	var proxy *api.SOCKS
-	hold := r.target.Hold
-	r.target.Hold = func(ctx context.Context, on func(api.Event)) error {
-		return hold(ctx, func(e api.Event) {
-			if c := e.Connection; c != nil && c.SOCKS != nil {
-				proxy, e.Held = c.SOCKS, true
-			}
-			on(e)
-		})
-	}
-	released, err := r.hold(held)
+	released, err := r.hold(held, func(e *api.Event) {
+		if c := e.Connection; c != nil && c.SOCKS != nil {
+			proxy, e.Held = c.SOCKS, true
+		}
+	})
 	if err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()

@@ -128,15 +128,6 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	show, mayShow := later(r.Show) // sudo may be asking for a password
 	beside.Show = show
 	var c *api.Connection
-	hold := r.target.Hold
-	r.target.Hold = func(ctx context.Context, on func(api.Event)) error {
-		return hold(ctx, func(e api.Event) {
-			if c == nil { // not again while it is read
-				c = e.Connection
-			}
-			on(e)
-		})
-	}
 	var p *Program
 	var unprepared error
 	prepared := make(chan struct{})
@@ -144,7 +135,11 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 		defer close(prepared)
 		p, unprepared = beside.prepare(preparing, nil)
 	}()
-	released, err := r.hold(held)
+	released, err := r.hold(held, func(e *api.Event) {
+		if c == nil { // not again while it is read
+			c = e.Connection
+		}
+	})
 	if err != nil { // the user sees this error first, whatever prepare has found
 		abandon()
 		<-prepared
@@ -192,13 +187,14 @@ func later(show func(api.Event)) (keep func(api.Event), mayShow func()) {
 	return keep, mayShow
 }
 
-// hold returns when the daemon holds the connection. It closes released when the daemon no longer does. If ctx has not
-// ended by then, it shows a warning.
-func (r *Runner) hold(ctx context.Context) (released <-chan struct{}, err error) {
+// hold returns when the daemon holds the connection. It calls see with each event, which see may change. It closes
+// released when the daemon no longer holds the connection. If ctx has not ended by then, it shows a warning.
+func (r *Runner) hold(ctx context.Context, see func(*api.Event)) (released <-chan struct{}, err error) {
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		begun := false
 		ended <- r.target.Hold(ctx, func(e api.Event) {
+			see(&e)
 			r.Show(e)
 			if !begun && e.Held {
 				begun = true
