@@ -99,9 +99,6 @@ func (c *Client) Apply(ctx context.Context, state api.NetworkState) (api.Network
 	if err != nil {
 		return api.NetworkApplied{}, err
 	}
-	if r.file != nil {
-		r.file.Close()
-	}
 	if r.Applied == nil {
 		return api.NetworkApplied{}, api.Errorf(api.ExitNetwork, "the root helper sent an empty answer")
 	}
@@ -161,9 +158,6 @@ func (c *Client) ask(ctx context.Context, r request) (reply, error) {
 	select {
 	case got := <-answer:
 		if got.Error != nil {
-			if got.file != nil {
-				got.file.Close()
-			}
 			return reply{}, got.Error
 		}
 		return got, nil
@@ -207,7 +201,7 @@ func (c *Client) read() {
 		case r.Log != nil:
 			r.Log.To(c.logger)
 		case r.Changed != nil:
-			c.publish(*r.Changed)
+			publish(c.changes, *r.Changed) // only read sends
 		case r.Closed:
 			c.mu.Lock()
 			if r.Error != nil {
@@ -216,10 +210,6 @@ func (c *Client) read() {
 			c.mu.Unlock()
 		default:
 			c.deliver(reply{r, f})
-			f = nil
-		}
-		if f != nil {
-			f.Close()
 		}
 	}
 }
@@ -233,12 +223,4 @@ func (c *Client) deliver(r reply) {
 	} else if r.file != nil {
 		r.file.Close()
 	}
-}
-
-func (c *Client) publish(a api.NetworkApplied) {
-	select {
-	case <-c.changes:
-	default:
-	}
-	c.changes <- a // only read sends
 }

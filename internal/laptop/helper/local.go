@@ -77,7 +77,10 @@ func NewLocal(cfg LocalConfig) *Local {
 	}
 	opt := cfg.dns()
 	opt.OnChange = func(a osdns.Applied) {
-		l.publish(l.applied(a))
+		applied := l.applied(a)
+		l.publishing.Lock()
+		defer l.publishing.Unlock()
+		publish(l.changes, applied)
 	}
 	l.dns = osdns.New(opt)
 	return l
@@ -258,15 +261,13 @@ func (l *Local) begin() error {
 // what it did; empty: there was nothing to undo. It leaves the edit of a running helper alone.
 func Recover(cfg LocalConfig) (did string, err error) { return osdns.Recover(cfg.dns()) }
 
-// publish replaces the value in Changes.
-func (l *Local) publish(a api.NetworkApplied) {
-	l.publishing.Lock()
-	defer l.publishing.Unlock()
+// publish replaces the value in a channel that has room for one. Nobody else sends meanwhile.
+func publish(changes chan api.NetworkApplied, a api.NetworkApplied) {
 	select {
-	case <-l.changes:
+	case <-changes:
 	default:
 	}
-	l.changes <- a // only publish sends, with publishing held, so there is room
+	changes <- a
 }
 
 func (l *Local) applied(a osdns.Applied) api.NetworkApplied {

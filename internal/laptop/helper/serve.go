@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/unixsocket"
 )
@@ -62,8 +64,8 @@ func serve(ctx context.Context, w *unixsocket.Conn, out *outbox, local *Local) e
 	})
 	defer stop()
 
-	slots := make(chan struct{}, maxConcurrent)
-	var working sync.WaitGroup
+	var working errgroup.Group
+	working.SetLimit(maxConcurrent)
 	var broken error
 	for {
 		var r request
@@ -73,13 +75,12 @@ func serve(ctx context.Context, w *unixsocket.Conn, out *outbox, local *Local) e
 			}
 			break
 		}
-		slots <- struct{}{}
-		working.Go(func() {
-			defer func() { <-slots }()
+		working.Go(func() error {
 			answer(ctx, w, local, r)
+			return nil
 		})
 	}
-	working.Wait()
+	_ = working.Wait()
 	err := local.Close()
 	cancel()
 	tasks.Wait()
