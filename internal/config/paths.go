@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -112,10 +113,11 @@ func owned(path string) string {
 
 // MakeRuntimeDir creates the runtime directory if it does not exist, and checks it like CheckRuntimeDir.
 func (p Paths) MakeRuntimeDir() error {
-	if err := os.MkdirAll(filepath.Dir(p.RuntimeDir), 0o755); err != nil {
-		return runtimeDirError(err)
+	err := os.MkdirAll(filepath.Dir(p.RuntimeDir), 0o755)
+	if err == nil {
+		err = os.Mkdir(p.RuntimeDir, 0o700)
 	}
-	if err := os.Mkdir(p.RuntimeDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return runtimeDirError(err)
 	}
 	return p.CheckRuntimeDir()
@@ -126,22 +128,21 @@ func (p Paths) MakeRuntimeDir() error {
 // directory does not exist, the error matches fs.ErrNotExist.
 func (p Paths) CheckRuntimeDir() error {
 	info, err := os.Lstat(p.RuntimeDir)
-	if err != nil {
-		return runtimeDirError(err)
+	switch {
+	case err != nil:
+	case !info.IsDir():
+		err = fmt.Errorf("%s is not a directory", p.RuntimeDir)
+	default:
+		err = cmp.Or(checkOwner(p.RuntimeDir, info), checkMode(p.RuntimeDir, info, 0o700))
 	}
-	if !info.IsDir() {
-		return runtimeDirError(fmt.Errorf("%s is not a directory", p.RuntimeDir))
-	}
-	if err := checkOwner(p.RuntimeDir, info); err != nil {
-		return runtimeDirError(err)
-	}
-	if err := checkMode(p.RuntimeDir, info, 0o700); err != nil {
-		return runtimeDirError(err)
-	}
-	return nil
+	return runtimeDirError(err)
 }
 
+// runtimeDirError explains an error, or returns nil.
 func runtimeDirError(err error) error {
+	if err == nil {
+		return nil
+	}
 	return api.Errorf(api.ExitDaemon, "cannot use the directory for the daemon's sockets: %w", err).
 		WithHint("remove it, or set XDG_RUNTIME_DIR to a directory that you own; if another user owns it, ask an " +
 			"admin to remove it")
