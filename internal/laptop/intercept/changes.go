@@ -50,11 +50,6 @@ type knownWay struct {
 // follow keeps the status true while others change the workload and its Services: GitOps, autoscalers, colleagues. It
 // returns an error when the intercept cannot go on.
 func (i *Intercept) follow(ctx context.Context) error {
-	select {
-	case <-i.begun:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 	w, kube := i.workload, i.pods.Kube()
 	object := client.NewMirror(kube, &unstructured.Unstructured{}, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String(),
@@ -195,9 +190,7 @@ func (f *watcher) keepTemplate(ctx context.Context, now *workloads.Workload) err
 	if err != nil {
 		return err
 	}
-	i.mu.Lock()
-	i.rollout = r
-	i.mu.Unlock()
+	i.set(func() { i.rollout = r })
 	if !slices.Equal(r.plan.ports, i.claim.Ports) { // the claims have the earlier ones
 		return gone
 	}

@@ -120,18 +120,20 @@ type Intercept struct {
 	server  *server  // set by read
 	rollout *rollout // set by rollOut: the change of the template; nil: the agents are ephemeral containers
 
-	begun         chan struct{}
-	modeChosen    chan struct{} // closed by begin
-	othersAllowed chan struct{} // closed when all pods may be intercepted
-	slots         *semaphore.Weighted
-	reset         chan error     // buffer 1: somebody has removed all intercepts of the workload
-	eventSent     bool           // the API server has accepted an Event about the begin; set by run
-	running       sync.WaitGroup // the podIntercepts' goroutines
+	begun     chan struct{}
+	slots     *semaphore.Weighted
+	fail      context.CancelCauseFunc // ends run: somebody has removed all intercepts of the workload; set by run
+	eventSent bool                    // the API server has accepted an Event about the begin; set by run
+	running   sync.WaitGroup          // the podIntercepts' goroutines
 
 	podSet
 	status api.Intercept // without what Status computes from the pods; guarded by podSet.mu
 	now    found         // what follow has found; guarded by podSet.mu
 	slow   *api.Error    // what the rollout waits for; guarded by podSet.mu
+
+	// Guarded by podSet.mu:
+	modeChosen    bool
+	othersAllowed bool // all pods may be intercepted
 }
 
 // New returns an Intercept for Run. Errors are *api.Error.
@@ -166,8 +168,7 @@ func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept,
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
 			Observe: cfg.Spec.Observe, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
 		},
-		begun: make(chan struct{}), modeChosen: make(chan struct{}), othersAllowed: make(chan struct{}),
-		slots: semaphore.NewWeighted(maxAdding), reset: make(chan error, 1),
+		begun: make(chan struct{}), slots: semaphore.NewWeighted(maxAdding),
 		podSet: podSet{byUID: make(map[types.UID]*podIntercept)},
 		status: api.Intercept{
 			Connection: cfg.Session.Status().ID, Namespace: cfg.Namespace, Workload: cfg.Workload,
@@ -211,7 +212,10 @@ func (i *Intercept) run(ctx, life context.Context) error {
 	if err := i.read(ctx); err != nil {
 		return err
 	}
-	g, gctx := errgroup.WithContext(ctx)
+	inner, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	i.fail = fail
+	g, gctx := errgroup.WithContext(inner)
 	g.Go(func() error {
 		return i.pods.WatchPods(gctx, i.workload, func(pods []corev1.Pod) {
 			i.update(pods, func(p *corev1.Pod) *podIntercept { return i.startPod(life, p) })
@@ -225,18 +229,13 @@ func (i *Intercept) run(ctx, life context.Context) error {
 			return err
 		}
 		i.eventSent = i.events().Record(gctx, "InterceptBegan", "intercepts requests of %s", i.workload)
-		return nil
+		return i.follow(gctx)
 	})
-	g.Go(func() error { return i.follow(gctx) })
-	g.Go(func() error {
-		select {
-		case err := <-i.reset:
-			return err
-		case <-gctx.Done():
-			return gctx.Err()
-		}
-	})
-	return g.Wait()
+	err := g.Wait()
+	if ctx.Err() == nil && inner.Err() != nil {
+		return context.Cause(inner)
+	}
+	return err
 }
 
 // subject is what the intercept reads before it changes anything.
@@ -269,10 +268,7 @@ func (i *Intercept) read(ctx context.Context) error {
 	for _, p := range s.ports {
 		i.claim.Ports = append(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Container})
 	}
-	i.mu.Lock()
-	i.status.Ports = s.ports
-	i.changed.Send()
-	i.mu.Unlock()
+	i.set(func() { i.status.Ports = s.ports })
 	return nil
 }
 
@@ -325,7 +321,7 @@ func (i *Intercept) checkPermissions(ctx context.Context) error {
 // startPod starts to intercept a pod, until life ends.
 func (i *Intercept) startPod(life context.Context, p *corev1.Pod) *podIntercept {
 	ctx, cancel := context.WithCancel(life)
-	c := &podIntercept{i: i, name: p.Name, cancel: cancel, allowed: make(chan struct{}), pod: p}
+	c := &podIntercept{i: i, name: p.Name, cancel: cancel, pod: p}
 	i.running.Go(func() { c.run(ctx) })
 	return c
 }
@@ -335,19 +331,16 @@ func (i *Intercept) begin(ctx context.Context) error {
 	if err := i.chooseMode(ctx); err != nil {
 		return err
 	}
-	close(i.modeChosen)
+	i.set(func() { i.modeChosen = true })
 	if i.rollout == nil {
 		return i.interceptPods(ctx)
 	}
 	watched, stop := context.WithCancelCause(ctx)
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	defer stop(nil)
-	watching.Go(func() {
-		if obstacle := i.watchObstacles(watched); obstacle != nil {
+	defer wakeup.Go(watched, func(ctx context.Context) {
+		if obstacle := i.watchObstacles(ctx); obstacle != nil {
 			stop(obstacle)
 		}
-	})
+	})()
 	err := i.interceptPods(watched)
 	if watched.Err() != nil && ctx.Err() == nil {
 		return context.Cause(watched)
@@ -362,7 +355,7 @@ func (i *Intercept) interceptPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	close(i.othersAllowed)
+	i.set(func() { i.othersAllowed = true })
 	if first == nil {
 		i.warn(fmt.Sprintf("no pod of %s runs; the intercept waits for one", i.cfg.Workload))
 		close(i.begun)
@@ -437,7 +430,7 @@ func (i *Intercept) interceptFirst(ctx context.Context) (*podIntercept, error) {
 			return nil, failed // every pod that runs has failed
 		}
 		tried[next] = true
-		close(next.allowed)
+		i.set(func() { next.allowed = true })
 		intercepted, cause := i.waitForPod(ctx, next)
 		switch {
 		case ctx.Err() != nil:

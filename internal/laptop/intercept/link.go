@@ -180,8 +180,9 @@ func (l *link) runConversation(ctx context.Context, s *transport.Session) error 
 	defer l.set(nil)
 	lost := wakeup.NewSignal()
 	wg.Go(func() { l.serve(ctx, s) })
-	wg.Go(func() { l.keepClaimed(ctx, c, lost) })
-	wg.Go(func() { l.keepRecording(ctx, c, s) })
+	wg.Go(func() {
+		l.keepClaimed(ctx, c, lost, sync.OnceFunc(func() { wg.Go(func() { l.keepRecording(ctx, s) }) }))
+	})
 	return c.follow(func(state *api.AgentState) {
 		l.change(func(st *linkState) { st.state = state })
 		if ownClaim(state, l.claim.ID) == nil {
@@ -204,8 +205,9 @@ func ownClaim(state *api.AgentState, id string) *api.Claim {
 	return api.Find(state.Claims, func(c api.Claim) bool { return c.Mine && c.ID == id })
 }
 
-// keepClaimed claims until the agent accepts, and again when the agent no longer lists the claim or the target changes.
-func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan struct{}) {
+// keepClaimed claims until the agent accepts, and again when the agent no longer lists the claim or the target changes. It
+// calls claimed after each claim that the agent has accepted.
+func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan struct{}, claimed func()) {
 	for ctx.Err() == nil {
 		pods, changed := l.target.Get()
 		select { // reports from before the claim do not count
@@ -228,7 +230,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 			wakeup.Pause(ctx, claimPause)
 			continue
 		}
-		c.first.Do(func() { close(c.claimed) })
+		claimed()
 		l.mu.Lock()
 		l.flushed, leaving = true, l.leaving
 		l.mu.Unlock()
@@ -269,8 +271,6 @@ func (l *link) release(ctx context.Context) error {
 // conversation is the laptop's end of a control stream: it sends orders and receives reports.
 type conversation struct {
 	control *transport.Stream
-	claimed chan struct{} // closed when the agent has accepted a claim
-	first   sync.Once     // closes claimed
 
 	mu      sync.Mutex
 	out     *json.Encoder
@@ -290,7 +290,7 @@ func startConversation(ctx context.Context, s *transport.Session) (*conversation
 	if err != nil {
 		return nil, fmt.Errorf("opening the control stream: %w", err)
 	}
-	c := &conversation{control: control, claimed: make(chan struct{}), out: json.NewEncoder(control),
+	c := &conversation{control: control, out: json.NewEncoder(control),
 		waiting: make(map[uint64]waiter)}
 	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Oldest: api.OldestProtocol,
 		Version: version.String()}); err != nil {

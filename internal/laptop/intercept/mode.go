@@ -56,10 +56,7 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 			return err
 		}
 	}
-	i.mu.Lock()
-	i.status.Mode, i.status.ModeReason = mode, reason
-	i.changed.Send()
-	i.mu.Unlock()
+	i.set(func() { i.status.Mode, i.status.ModeReason = mode, reason })
 	done("%s: %s", mode, reason)
 	if mode == api.ModeSidecar {
 		return i.rollOut(ctx)

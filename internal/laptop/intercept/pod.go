@@ -66,12 +66,12 @@ func (p phase) String() string {
 // run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a link to the leader, verify
 // sends the probes, and one more waits for the end of the agent. They end together.
 type podIntercept struct {
-	i       *Intercept
-	name    string
-	cancel  context.CancelFunc
-	allowed chan struct{} // closed when it may be intercepted before the others
+	i      *Intercept
+	name   string
+	cancel context.CancelFunc
 
 	// Guarded by i.mu.
+	allowed  bool        // it may be intercepted before the others
 	pod      *corev1.Pod // the latest version
 	phase    phase
 	failed   error     // the error of the last attempt
@@ -92,14 +92,6 @@ func (c *counter) observe(n uint64) {
 }
 
 func (c *counter) total() uint64 { return c.before + c.now }
-
-// set calls change with i.mu held, and wakes all callers of await.
-func (c *podIntercept) set(change func()) {
-	c.i.mu.Lock()
-	defer c.i.mu.Unlock()
-	change()
-	c.i.changed.Send()
-}
 
 // latest returns the latest version of the pod.
 func (c *podIntercept) latest() *corev1.Pod {
@@ -171,7 +163,7 @@ func (c *podIntercept) run(ctx context.Context) {
 
 // ended records the end of an attempt.
 func (c *podIntercept) ended(err error) {
-	c.set(func() {
+	c.i.set(func() {
 		c.link, c.linked = nil, linkState{}
 		switch {
 		case errors.Is(err, errReplaced):
@@ -186,20 +178,15 @@ func (c *podIntercept) ended(err error) {
 
 // attempt goes through the phases. It returns when a step fails, or when the agent or ctx ends.
 func (c *podIntercept) attempt(ctx context.Context) error {
-	c.set(func() { c.phase = waiting })
-	select {
-	case <-c.i.modeChosen:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if err := c.i.await(ctx, c.placed); err != nil {
+	c.i.set(func() { c.phase = waiting })
+	if err := c.i.await(ctx, func() bool { return c.i.modeChosen && c.placed() }); err != nil {
 		return err
 	}
 	agent, err := c.add(ctx)
 	if err != nil {
 		return err
 	}
-	c.set(func() { c.phase = starting })
+	c.i.set(func() { c.phase = starting })
 	infos := make(chan api.AgentInfo)
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.listen(gctx, agent, infos) })
@@ -212,7 +199,7 @@ func (c *podIntercept) attempt(ctx context.Context) error {
 	}
 	err = g.Wait()
 	if errors.Is(err, errReplaced) {
-		c.set(func() { c.replaced = append(c.replaced, agent.container) })
+		c.i.set(func() { c.replaced = append(c.replaced, agent.container) })
 	}
 	return err
 }
@@ -220,17 +207,14 @@ func (c *podIntercept) attempt(ctx context.Context) error {
 // add waits for the pod's turn, and ensures that the pod has the laptop's agent. The turns limit concurrent requests to
 // the API server. They do not include the second that the kubelet may take to report that the container runs.
 func (c *podIntercept) add(ctx context.Context) (podAgent, error) {
-	select {
-	case <-c.allowed:
-	case <-c.i.othersAllowed:
-	case <-ctx.Done():
-		return podAgent{}, ctx.Err()
+	if err := c.i.await(ctx, func() bool { return c.allowed || c.i.othersAllowed }); err != nil {
+		return podAgent{}, err
 	}
 	if err := c.i.slots.Acquire(ctx, 1); err != nil {
 		return podAgent{}, err
 	}
 	defer c.i.slots.Release(1)
-	c.set(func() { c.phase = adding })
+	c.i.set(func() { c.phase = adding })
 	return c.i.ensureAgent(ctx, c.latest(), c.replaced)
 }
 
@@ -353,7 +337,7 @@ func (c *podIntercept) followLog(ctx context.Context, agent podAgent, f func(api
 			c.i.log.Debug("agent log", "pod", c.name, "line", line)
 		case info.Error != nil: // the agent retries, or ends
 			reported = fmt.Errorf("the agent in pod %s: %w", c.name, info.Error)
-			c.set(func() { c.failed = reported })
+			c.i.set(func() { c.failed = reported })
 		default:
 			f(info)
 		}
@@ -429,7 +413,7 @@ func (c *podIntercept) newLink(g api.AgentInfo) *link {
 		})
 	}
 	update := func(rejection *api.Error, change func(*linkState)) {
-		c.set(func() {
+		c.i.set(func() {
 			if c.link == l {
 				change(&c.linked)
 				c.applyLinkState(rejection)
@@ -445,7 +429,7 @@ func (c *podIntercept) newLink(g api.AgentInfo) *link {
 			}
 		})
 	}
-	c.set(func() {
+	c.i.set(func() {
 		c.link, c.linked = l, linkState{}
 		if c.phase == starting {
 			c.phase = linking
@@ -477,10 +461,7 @@ func (c *podIntercept) applyLinkState(rejection *api.Error) {
 		c.failed = rejection
 	}
 	if c.linked.reset != nil {
-		select {
-		case c.i.reset <- c.linked.reset:
-		default: // one error is enough
-		}
+		c.i.fail(c.linked.reset)
 	}
 	if mine := ownClaim(c.linked.state, c.i.claim.ID); mine != nil {
 		c.requests.observe(mine.Requests)
@@ -513,7 +494,7 @@ func (c *podIntercept) verify(ctx context.Context) error {
 		c.release(bounded)
 		return err
 	}
-	c.set(func() {
+	c.i.set(func() {
 		if c.phase != replacing {
 			c.phase, c.failed = verified, nil
 		}

@@ -54,6 +54,14 @@ func (s *podSet) update(pods []corev1.Pod, start func(*corev1.Pod) *podIntercept
 	s.changed.Send()
 }
 
+// set calls change with mu held, and wakes all callers of await.
+func (s *podSet) set(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+	s.changed.Send()
+}
+
 // count returns the number of intercepted pods, and of all pods.
 func (s *podSet) count() (intercepted, all int) {
 	s.mu.Lock()

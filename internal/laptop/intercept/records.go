@@ -209,12 +209,7 @@ func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) e
 }
 
 // keepRecording makes the agent record whenever recording is on, until ctx ends.
-func (l *link) keepRecording(ctx context.Context, c *conversation, s *transport.Session) {
-	select {
-	case <-c.claimed:
-	case <-ctx.Done():
-		return
-	}
+func (l *link) keepRecording(ctx context.Context, s *transport.Session) {
 	for ctx.Err() == nil {
 		options, err := l.record.options.Await(ctx, func(o recordOptions) bool { return o.on })
 		if err != nil {

@@ -197,47 +197,33 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 	if err != nil {
 		return nil, err
 	}
-	infos, ended := make(chan api.AgentInfo, 1), make(chan error, 1)
-	defer wakeup.Go(ctx, func(ctx context.Context) {
-		ended <- r.pods.FollowLog(ctx,
-			workloads.Log{Namespace: p.Namespace, Pod: p.Name, Container: agent, Await: r.states.Await(p)},
-			func(line string) {
-				if info, ok := parseInfo(line); ok {
-					select {
-					case <-infos: // only the latest counts
-					default:
-					}
-					infos <- info
-				}
-			})
-	})()
-	var reported error
-	for {
-		select {
-		case info := <-infos:
-			if info.Error != nil {
-				reported = fmt.Errorf("the agent in pod %s: %w", p.Name, info.Error)
-				continue
+	var claims []api.Claim
+	var failed error
+	ordered := false
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	log := workloads.Log{Namespace: p.Namespace, Pod: p.Name, Container: agent, Await: r.states.Await(p)}
+	ended := r.pods.FollowLog(following, log, func(line string) {
+		info, ok := parseInfo(line)
+		switch {
+		case !ok || ordered:
+		case info.Error != nil:
+			failed = fmt.Errorf("the agent in pod %s: %w", p.Name, info.Error)
+		default:
+			ordered = true
+			if claims, failed = r.order(ctx, p, info); failed != nil {
+				stop()
 			}
-			claims, err := r.order(ctx, p, info)
-			if err != nil {
-				return nil, err
-			}
-			select { // wait until the agents have ended
-			case <-ended:
-			case <-time.After(endTimeout):
-			case <-ctx.Done():
-			}
-			return claims, nil
-		case err := <-ended:
-			if reported != nil {
-				err = reported
-			}
-			return nil, err
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			time.AfterFunc(endTimeout, stop) // until then, wait for the end of the agents
 		}
+	})
+	switch {
+	case ordered || failed != nil:
+		return claims, failed
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
 	}
+	return nil, ended
 }
 
 // order sends the reset order to the leader that info names, and returns the claims before the reset.

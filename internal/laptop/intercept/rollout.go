@@ -84,9 +84,7 @@ func (i *Intercept) watchObstacles(ctx context.Context) error {
 	since := time.Now() // the last moment without an obstacle
 	for wakeup.Pause(ctx, obstaclePoll) {
 		obstacle, err := i.obstacle(ctx)
-		i.mu.Lock()
-		i.slow = obstacle
-		i.mu.Unlock()
+		i.set(func() { i.slow = obstacle })
 		switch {
 		case err != nil:
 			i.log.Warn("cannot see whether the rollout goes on", "err", err)
@@ -219,10 +217,7 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 		return err
 	}
 	i.claim.Ports = r.plan.ports
-	i.mu.Lock()
-	i.rollout = r
-	i.changed.Send()
-	i.mu.Unlock()
+	i.set(func() { i.rollout = r })
 	if err := r.redirectServices(ctx, false); err != nil {
 		return err
 	}
