@@ -167,14 +167,9 @@ func (c *chooser) awaitGateway(ctx context.Context) bool {
 // gateway: with --netstack system, watch adds one there; otherwise the connection continues with gvisor.
 func (c *chooser) watch(ctx context.Context) error {
 	for c.status.netstack() == api.NetstackSystem {
-		v, changed := c.view.Get()
-		if v.gatewayServes() {
-			select {
-			case <-changed:
-				continue
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		v, err := c.view.Await(ctx, func(v view) bool { return !v.gatewayServes() })
+		if err != nil {
+			return err
 		}
 		if v.pod() == v.gatewayPod && c.awaitGateway(ctx) {
 			continue

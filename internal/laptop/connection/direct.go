@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -227,29 +228,23 @@ func race(ctx context.Context, to []netip.AddrPort,
 	dial func(context.Context, netip.AddrPort) (net.Conn, error)) (first net.Conn, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	results := make(chan result)
-	for _, addr := range to {
-		go func() {
+	errs := make([]error, len(to))
+	var mu sync.Mutex // guards first
+	var dialing sync.WaitGroup
+	for i, addr := range to {
+		dialing.Go(func() {
 			conn, err := dial(ctx, addr)
-			results <- result{conn, err}
-		}()
+			mu.Lock()
+			defer mu.Unlock()
+			if errs[i] = err; conn != nil && first != nil {
+				conn.Close()
+			} else if conn != nil {
+				first = conn
+				cancel()
+			}
+		})
 	}
-	var errs []error
-	for range to {
-		switch r := <-results; {
-		case r.err != nil:
-			errs = append(errs, r.err)
-		case first == nil && r.conn != nil:
-			first = r.conn
-			cancel()
-		case r.conn != nil:
-			r.conn.Close()
-		}
-	}
+	dialing.Wait()
 	if first != nil {
 		return first, nil
 	}

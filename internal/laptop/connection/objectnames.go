@@ -5,11 +5,11 @@ import (
 	"context"
 	"net/netip"
 	"strings"
-	"sync"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	mdns "github.com/miekg/dns"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -67,23 +67,21 @@ func (n *objectNames) put(a netip.Addr, name api.ObjectName) {
 
 // run looks names up until ctx ends, and then returns nil.
 func (n *objectNames) run(ctx context.Context, lookUp func(context.Context, netip.Addr) api.ObjectName) error {
-	var workers sync.WaitGroup
-	for range objectNameWorkers {
-		workers.Go(func() {
-			for {
-				select {
-				case a := <-n.asked:
-					bounded, cancel := context.WithTimeout(ctx, objectNameTimeout)
-					n.put(a, lookUp(bounded, a))
-					cancel()
-				case <-ctx.Done():
-					return
-				}
-			}
-		})
+	var looking errgroup.Group
+	looking.SetLimit(objectNameWorkers)
+	for {
+		select {
+		case a := <-n.asked:
+			looking.Go(func() error {
+				ctx, cancel := context.WithTimeout(ctx, objectNameTimeout)
+				defer cancel()
+				n.put(a, lookUp(ctx, a))
+				return nil
+			})
+		case <-ctx.Done():
+			return looking.Wait()
+		}
 	}
-	workers.Wait()
-	return nil
 }
 
 // NameOf returns the name of the Service, pod or host that has an address, as soon as the connection knows it. It does
