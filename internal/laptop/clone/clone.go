@@ -81,11 +81,11 @@ type Clone struct {
 	recorded bool                // the API server has accepted an Event about the begin; set by run
 	syncs    syncs
 
-	ended wakeup.Signal // a pod has succeeded
-	again wakeup.Signal // files arrived or the Job is another one: update the pods
-	ready chan struct{} // closed when a pod is ready and has its files, or has succeeded
-	first sync.Once
-	begun chan struct{} // closed after ready, when Progress has received all events of the start
+	ended wakeup.Signal      // a pod has succeeded
+	again wakeup.Signal      // files arrived, or the Job or its pods have changed: update the pods
+	ready context.Context    // ends when a pod is ready and has its files, or has succeeded
+	begin context.CancelFunc // ends ready
+	begun chan struct{}      // closed after ready, when Progress has received all events of the start
 
 	renewEvery time.Duration
 	syncGrace  time.Duration // shorter in tests
@@ -95,6 +95,7 @@ type Clone struct {
 	unrenewed string       // why the last renewal of the lease failed
 	over      bool         // a pod of the Job has succeeded, and perhaps the Job
 	uid       types.UID    // of the Job
+	listed    []corev1.Pod // as the API server lists them, also those of an earlier Job
 	pods      []corev1.Pod // of the Job; replaced, never changed
 }
 
@@ -102,12 +103,13 @@ type Clone struct {
 func New(cfg Config) *Clone {
 	c := &Clone{
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
-		ended: wakeup.NewSignal(), again: wakeup.NewSignal(), ready: make(chan struct{}),
+		ended: wakeup.NewSignal(), again: wakeup.NewSignal(),
 		begun:    make(chan struct{}),
 		registry: remote.DefaultTransport, renewEvery: renewEvery, syncGrace: syncGrace,
 		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting,
 			NoTraffic: cfg.Spec.NoTraffic},
 	}
+	c.ready, c.begin = context.WithCancel(context.Background())
 	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
 	return c
 }
@@ -178,10 +180,9 @@ func (c *Clone) run(ctx context.Context) error {
 		created("namespace %s", job.Namespace)
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	pods := make(chan []corev1.Pod)
 	g.Go(func() error { return c.keep(gctx, job, live, own) })
-	g.Go(func() error { return c.follow(gctx, pods) })
-	g.Go(func() error { return c.watch(gctx, job, pods) })
+	g.Go(func() error { return c.follow(gctx) })
+	g.Go(func() error { return c.watch(gctx, job) })
 	g.Go(func() error {
 		if err := c.await(gctx, job.Name); err != nil {
 			return err
@@ -240,17 +241,17 @@ func (c *Clone) recorder() workloads.Recorder {
 	return workloads.Recorder{Kube: c.kube, Logger: c.log, Workload: c.workload, Owner: c.cfg.Owner}
 }
 
-// watch sends the pods of the Job whenever they change.
-func (c *Clone) watch(ctx context.Context, job *batchv1.Job, pods chan<- []corev1.Pod) error {
+// watch keeps the list of the pods of the Job.
+func (c *Clone) watch(ctx context.Context, job *batchv1.Job) error {
 	return c.cfg.Cluster.WatchPods(ctx, &workloads.Workload{
 		Namespace: job.Namespace, Name: job.Name, Kind: "Job",
 		Resource: batchv1.SchemeGroupVersion.WithResource("jobs"),
 		Selector: labels.SelectorFromSet(labels.Set{labelClone: job.Name}),
 	}, func(now []corev1.Pod) {
-		select {
-		case pods <- now:
-		case <-ctx.Done():
-		}
+		c.mu.Lock()
+		c.listed = now
+		c.mu.Unlock()
+		c.again.Raise()
 	})
 }
 
@@ -355,16 +356,15 @@ func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
 func deadline(j *batchv1.Job) int64 { return ptr.Deref(j.Spec.ActiveDeadlineSeconds, 0) }
 
 // follow updates the status when the pods of the Job change, and when they have received their files.
-func (c *Clone) follow(ctx context.Context, pods <-chan []corev1.Pod) error {
-	for now := []corev1.Pod(nil); ; {
+func (c *Clone) follow(ctx context.Context) error {
+	for {
 		select {
-		case now = <-pods:
 		case <-c.again:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 		c.mu.Lock()
-		job := c.uid
+		job, now := c.uid, c.listed
 		c.mu.Unlock()
 		var own []corev1.Pod // not those of an earlier Job of the same name
 		for _, p := range now {
@@ -444,7 +444,7 @@ func (c *Clone) update(pods []corev1.Pod) {
 		c.ended.Raise()
 	}
 	if n.ready > 0 || done {
-		c.first.Do(func() { close(c.ready) }) // after OnPods
+		c.begin() // after OnPods
 	}
 }
 

@@ -57,7 +57,7 @@ func (c *Clone) await(ctx context.Context, name string) error {
 	var moved int64
 	for {
 		select {
-		case <-c.ready:
+		case <-c.ready.Done():
 			done("%s", c.startedWith())
 			close(c.begun)
 			return nil
