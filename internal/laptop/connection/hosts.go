@@ -371,47 +371,29 @@ func (h *hosts) see(header *packet.Header, p []byte, remote netip.Addr) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if remote == header.Src {
-		h.received(f, flags)
-	} else {
-		h.sent(f, flags)
+	h.note(f, flags, remote == header.Dst)
+}
+
+// note notes a packet of a flow. One of this laptop begins a flow, unless it is a later one of TCP. The caller holds mu.
+func (h *hosts) note(f flow, flags byte, sent bool) {
+	s, side := h.flows[f], byte(fromThere)
+	if sent {
+		side = fromHere
 	}
-}
-
-// endWhole forgets the flows whose packets crossed whole, because no packet will show their end: gvisor resets them.
-func (h *hosts) endWhole() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	clear(h.flows)
-}
-
-// sent notes a packet of this laptop, which begins a flow unless it is a later one of TCP. The caller holds mu.
-func (h *hosts) sent(f flow, flags byte) {
-	s := h.flows[f]
-	if f.proto == packet.ProtoTCP && flags&tcpSYN != 0 || f.proto != packet.ProtoTCP && s == nil {
-		if s == nil && len(h.flows) >= maxFlows {
-			h.known[f.remote.Addr()].extend(flowTime)
-			return
+	switch begins := f.proto == packet.ProtoTCP && flags&tcpSYN != 0 || f.proto != packet.ProtoTCP && s == nil; {
+	case sent && begins && s == nil && len(h.flows) >= maxFlows:
+		k, until := h.known[f.remote.Addr()], time.Now().Add(flowTime)
+		if k != nil && until.After(k.until) {
+			k.until = until
 		}
+		return
+	case sent && begins:
 		s = new(hostFlow)
 		h.flows[f] = s
-	}
-	h.pass(f, s, flags, fromHere)
-}
-
-// received notes a packet from a host. The caller holds mu.
-func (h *hosts) received(f flow, flags byte) {
-	s := h.flows[f]
-	if s != nil && flags&(tcpSYN|tcpACK) == tcpSYN|tcpACK {
-		s.answered = true
-	}
-	h.pass(f, s, flags, fromThere)
-}
-
-// pass notes a packet of a flow. The caller holds mu.
-func (h *hosts) pass(f flow, s *hostFlow, flags, side byte) {
-	if s == nil {
+	case s == nil:
 		return
+	case !sent && flags&(tcpSYN|tcpACK) == tcpSYN|tcpACK:
+		s.answered = true
 	}
 	s.seen = true
 	if flags&tcpFIN != 0 {
@@ -422,9 +404,9 @@ func (h *hosts) pass(f flow, s *hostFlow, flags, side byte) {
 	}
 }
 
-// extend keeps the host for at least d from now on. It may be nil.
-func (k *host) extend(d time.Duration) {
-	if until := time.Now().Add(d); k != nil && until.After(k.until) {
-		k.until = until
-	}
+// endWhole forgets the flows whose packets crossed whole, because no packet will show their end: gvisor resets them.
+func (h *hosts) endWhole() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.flows)
 }
