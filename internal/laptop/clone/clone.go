@@ -366,12 +366,10 @@ func (c *Clone) follow(ctx context.Context) error {
 		c.mu.Lock()
 		job, now := c.uid, c.listed
 		c.mu.Unlock()
-		var own []corev1.Pod // not those of an earlier Job of the same name
-		for _, p := range now {
-			if owner := metav1.GetControllerOf(&p); owner != nil && owner.UID == job {
-				own = append(own, p)
-			}
-		}
+		own := slices.DeleteFunc(slices.Clone(now), func(p corev1.Pod) bool { // of an earlier Job of the same name
+			owner := metav1.GetControllerOf(&p)
+			return owner == nil || owner.UID != job
+		})
 		c.syncs.follow(ctx, own)
 		c.update(own)
 	}
