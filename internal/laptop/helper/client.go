@@ -123,8 +123,6 @@ func (c *Client) Close() error {
 		<-c.done
 		return api.Errorf(api.ExitNetwork, "the root helper did not end within %s", closeTimeout)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return c.ended
 }
 
@@ -203,11 +201,9 @@ func (c *Client) read() {
 		case r.Changed != nil:
 			publish(c.changes, *r.Changed) // only read sends
 		case r.Closed:
-			c.mu.Lock()
 			if r.Error != nil {
 				c.ended = r.Error
 			}
-			c.mu.Unlock()
 		default:
 			c.deliver(reply{r, f})
 		}
