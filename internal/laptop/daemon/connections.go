@@ -210,24 +210,9 @@ func (cs *connections) releaseAndReport(t *connectionTask, emit func(api.Event))
 	if len(cs.release(t)) == 0 {
 		return nil
 	}
-	status := t.status()
-	step := disconnecting(status, t.id)
-	if !t.wasReady() {
-		step = "Cleaning up"
-	}
-	emit(api.Event{Step: step, Detail: t.id})
-	if err := cs.awaitEnd(t); err != nil {
-		return err
-	}
+	err := cs.reportEnd(t, emit)
 	cs.awaitClosed()
-	status.Status = api.StatusDisconnecting
-	emit(api.Event{Step: step, Detail: t.id, Done: true, Connection: &status})
-	return nil
-}
-
-// disconnecting returns the step that reports the end of a connection.
-func disconnecting(c api.Connection, id string) string {
-	return "Disconnecting from " + cmp.Or(c.Cluster, id)
+	return err
 }
 
 // adapt applies the settings of a later request to an existing connection. It warns about settings that it cannot

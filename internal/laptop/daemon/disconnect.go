@@ -23,22 +23,20 @@ func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event
 	cs.end(errStopped, ending...)
 	cs.changed()
 	for _, t := range ending {
-		status := t.conn.Status()
-		step := disconnecting(status, t.id)
-		emit(api.Event{Step: step, Detail: t.id})
-		if err := cs.awaitEnd(t); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		status.Status = api.StatusDisconnecting
-		emit(api.Event{Step: step, Detail: t.id, Done: true, Connection: &status})
+		errs = append(errs, cs.reportEnd(t, emit))
 	}
 	cs.awaitClosed()
 	return errors.Join(errs...)
 }
 
-// awaitEnd waits until a connection has ended. The error says what is left.
-func (cs *connections) awaitEnd(t *connectionTask) error {
+// reportEnd waits until a connection has ended, and emits that. The error says what is left.
+func (cs *connections) reportEnd(t *connectionTask, emit func(api.Event)) error {
+	status := t.status()
+	step := "Disconnecting from " + cmp.Or(status.Cluster, t.id)
+	if !t.wasReady() {
+		step = "Cleaning up"
+	}
+	emit(api.Event{Step: step, Detail: t.id})
 	if len(cs.await(endTimeout, t)) > 0 {
 		return api.Errorf(api.ExitUnexpected, "connection %s did not end in %v", t.id, endTimeout).
 			WithHint("`kubevpn quit` ends the daemon and its helper, which removes everything")
@@ -47,6 +45,8 @@ func (cs *connections) awaitEnd(t *connectionTask) error {
 		return api.Errorf(api.ExitNetwork, "cannot remove the network of %s: %w", t.id, t.left).
 			WithHint("the end of the root helper removes the rest: `kubevpn quit`")
 	}
+	status.Status = api.StatusDisconnecting
+	emit(api.Event{Step: step, Detail: t.id, Done: true, Connection: &status})
 	return nil
 }
 

@@ -349,9 +349,6 @@ func (is *intercepts) statusOf(i *interceptTask) api.Intercept {
 		s.Pods = []api.InterceptedPod{}
 	}
 	s.ID, s.Connection, s.Namespace, s.Workload = i.key.id(), i.key.connection, i.key.namespace, i.key.workload
-	s.Owner = cmp.Or(s.Owner, is.owner.Name)
-	if s.Since.IsZero() {
-		s.Since = i.begun
-	}
+	s.Owner, s.Since = is.owner.Name, i.begun
 	return s
 }

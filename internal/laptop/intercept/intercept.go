@@ -171,14 +171,11 @@ func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept,
 		begun: make(chan struct{}), slots: semaphore.NewWeighted(maxAdding),
 		podSet: podSet{byUID: make(map[types.UID]*podIntercept)},
 		status: api.Intercept{
-			Connection: cfg.Session.Status().ID, Namespace: cfg.Namespace, Workload: cfg.Workload,
-			State: api.InterceptStarting,
-			Mode:  cmp.Or(cfg.Spec.Mode, api.ModeAuto), Match: m.String(), Mirror: cfg.Spec.Mirror,
+			Namespace: cfg.Namespace, Workload: cfg.Workload, State: api.InterceptStarting,
+			Mode: cmp.Or(cfg.Spec.Mode, api.ModeAuto), Match: m.String(), Mirror: cfg.Spec.Mirror,
 			Ports: slices.Clone(cfg.Spec.Ports),
-			Owner: cfg.Owner, Since: now,
 		},
 	}
-	i.status.ID = i.claim.ID
 	if cfg.Clone {
 		i.target.Update(func(now **api.ClonePods) { *now = &api.ClonePods{Addresses: []netip.Addr{}} })
 	}
