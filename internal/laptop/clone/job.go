@@ -60,8 +60,8 @@ const (
 	tokenVolume = "kube-api-access-"
 )
 
-// source is what a clone copies.
-type source struct {
+// original is what a clone copies.
+type original struct {
 	workload  string // TYPE/NAME
 	namespace string
 	template  corev1.PodTemplateSpec
@@ -88,7 +88,7 @@ type selector struct {
 }
 
 // job returns the Job of the clone and notes for the user. owner is user@host, and key the hash of the owner's key.
-func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []string, error) {
+func (s original) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []string, error) {
 	name := spec.Name
 	if name == "" {
 		name = nameFor(s.workload, owner)
@@ -96,7 +96,7 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 		return nil, nil, api.Errorf(api.ExitUsage, "%q is not a valid name for a clone: %s", name,
 			strings.Join(errs, "; "))
 	}
-	p := plan{source: s, spec: spec, template: *s.template.DeepCopy()}
+	p := templateBuilder{original: s, spec: spec, template: *s.template.DeepCopy()}
 	if err := p.build(name); err != nil {
 		return nil, nil, err
 	}
@@ -124,7 +124,7 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 }
 
 // ends reports whether the pods are expected to end, as those of a CronJob are.
-func (s source) ends() bool {
+func (s original) ends() bool {
 	policy := s.template.Spec.RestartPolicy
 	return policy == corev1.RestartPolicyNever || policy == corev1.RestartPolicyOnFailure
 }
@@ -153,20 +153,20 @@ func nameFor(workload, owner string) string {
 	return strings.Trim(strings.Trim(name, "-")+"-"+user, "-")
 }
 
-// plan turns the template of a workload into that of a clone.
-type plan struct {
-	source
+// templateBuilder turns the template of a workload into that of a clone.
+type templateBuilder struct {
+	original
 	spec     api.CloneSpec
 	template corev1.PodTemplateSpec
 	node     string // on which the pods must run, or ""
 	notes    []string
 }
 
-func (p *plan) note(format string, args ...any) {
+func (p *templateBuilder) note(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
-func (p *plan) build(name string) error {
+func (p *templateBuilder) build(name string) error {
 	p.dropAntiAffinity()
 	before := p.template.Labels
 	p.template.ObjectMeta = metav1.ObjectMeta{Labels: p.labels(name), Annotations: maps.Clone(p.template.Annotations)}
@@ -199,7 +199,7 @@ func (p *plan) build(name string) error {
 
 // keepLabels lets variables and files that refer to labels which the clone lacks refer to annotations with the values
 // that they have in the workload. So do files of all labels.
-func (p *plan) keepLabels(before map[string]string) {
+func (p *templateBuilder) keepLabels(before map[string]string) {
 	workload := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: before}}
 	for n, field := range p.fields() {
 		name, one := strings.CutPrefix(field.FieldPath, "metadata.labels['")
@@ -215,7 +215,7 @@ func (p *plan) keepLabels(before map[string]string) {
 }
 
 // fields returns the references to fields of the pod in variables and files.
-func (p *plan) fields() (all []*corev1.ObjectFieldSelector) {
+func (p *templateBuilder) fields() (all []*corev1.ObjectFieldSelector) {
 	for _, c := range slices.Concat(p.template.Spec.InitContainers, p.template.Spec.Containers) {
 		for _, e := range c.Env {
 			if e.ValueFrom != nil {
@@ -237,7 +237,7 @@ func (p *plan) fields() (all []*corev1.ObjectFieldSelector) {
 }
 
 // labels returns the labels of the template without those that a selector uses, and with those of the clone.
-func (p *plan) labels(name string) map[string]string {
+func (p *templateBuilder) labels(name string) map[string]string {
 	kept := maps.Clone(p.template.Labels)
 	if kept == nil {
 		kept = map[string]string{}
@@ -262,7 +262,7 @@ func (p *plan) labels(name string) map[string]string {
 
 // dropAntiAffinity removes required anti-affinity between the pods of the workload, which would keep the clone from
 // their nodes. Its labels become selectors: the scheduler also evaluates the anti-affinity of pods that run.
-func (p *plan) dropAntiAffinity() {
+func (p *templateBuilder) dropAntiAffinity() {
 	affinity := p.template.Spec.Affinity
 	if affinity == nil || affinity.PodAntiAffinity == nil {
 		return
@@ -285,7 +285,7 @@ func (p *plan) dropAntiAffinity() {
 }
 
 // dropTokenMounts removes the token volumes that the API server adds to each pod.
-func (p *plan) dropTokenMounts() {
+func (p *templateBuilder) dropTokenMounts() {
 	pod := &p.template.Spec
 	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool {
 		return strings.HasPrefix(v.Name, tokenVolume)
@@ -300,7 +300,7 @@ func (p *plan) dropTokenMounts() {
 }
 
 // volumes replaces volumes that the clone cannot share by empty directories.
-func (p *plan) volumes() error {
+func (p *templateBuilder) volumes() error {
 	pod := &p.template.Spec
 	unknown := maps.Clone(p.spec.Volumes)
 	for _, name := range p.claimTemplates {
@@ -344,7 +344,7 @@ func emptyDir() corev1.VolumeSource {
 }
 
 // shareOrEmpty replaces an exclusive claim by an empty directory, unless the user asked to share it.
-func (p *plan) shareOrEmpty(v *corev1.Volume, held exclusive) error {
+func (p *templateBuilder) shareOrEmpty(v *corev1.Volume, held exclusive) error {
 	claim, asked := v.PersistentVolumeClaim.ClaimName, p.spec.Volumes[v.Name]
 	if held.absent {
 		if asked == api.VolumeShare || held.mode == "" && asked != api.VolumeEmpty {
@@ -407,7 +407,7 @@ func pin(pod *corev1.PodSpec, node string) {
 }
 
 // change applies the flags of the user.
-func (p *plan) change() error {
+func (p *templateBuilder) change() error {
 	at := slices.IndexFunc(p.template.Spec.Containers, func(c corev1.Container) bool { return c.Name == p.container })
 	if at < 0 {
 		return api.Errorf(api.ExitWorkload, "%s has no container %q", p.workload, p.container)

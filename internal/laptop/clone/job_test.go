@@ -27,9 +27,9 @@ func selectorsOf(t *testing.T, of ...string) []selector {
 	return all
 }
 
-func sourceOf(t *testing.T, template string) source {
+func sourceOf(t *testing.T, template string) original {
 	t.Helper()
-	s := source{workload: "deployment/web", namespace: "shop", container: "app"}
+	s := original{workload: "deployment/web", namespace: "shop", container: "app"}
 	if err := yaml.UnmarshalStrict([]byte(template), &s.template); err != nil {
 		t.Fatal(err)
 	}

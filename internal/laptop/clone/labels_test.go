@@ -18,7 +18,7 @@ func TestCloneKeepsFieldsOfLabels(t *testing.T) {
 		return []corev1.DownwardAPIVolumeFile{{Path: "a", FieldRef: field(path)}, {Path: "b", ResourceFieldRef: &corev1.ResourceFieldSelector{Resource: "limits.cpu"}}}
 	}
 	const app, all = "metadata.labels['app']", "metadata.labels"
-	s := source{workload: "deployment/web", namespace: "shop", container: "app",
+	s := original{workload: "deployment/web", namespace: "shop", container: "app",
 		selectors: []selector{{"Service web", labels.SelectorFromSet(labels.Set{"app": "web$1"})}},
 		template: corev1.PodTemplateSpec{
 			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web$1", "tier": "front"}},

@@ -33,7 +33,7 @@ func listPolicies(ctx context.Context, kube kubernetes.Interface,
 
 // notePolicies notes which NetworkPolicies treat the pods of the clone differently: they lack the labels by which
 // Services and workloads select pods. before are the labels of the workload's pods.
-func (p *plan) notePolicies(before map[string]string) {
+func (p *templateBuilder) notePolicies(before map[string]string) {
 	workload := netpolicy.Pod{Namespace: p.namespace, Labels: before}
 	clone := netpolicy.Pod{Namespace: cmp.Or(p.spec.Namespace, p.namespace), Labels: p.template.Labels}
 	if !p.spec.NoTraffic { // an agent in the workload's pods connects to the clone's

@@ -14,7 +14,7 @@ import (
 
 // checkShared notes each volume that both the clone and others write to, and rejects --sync to it without
 // --sync-shared.
-func (p *plan) checkShared() error {
+func (p *templateBuilder) checkShared() error {
 	pod := &p.template.Spec
 	for _, v := range pod.Volumes {
 		what := writtenByOthers(v)

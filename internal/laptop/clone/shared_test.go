@@ -11,7 +11,7 @@ import (
 )
 
 // Each volume is mounted at /NAME of the container, writable, unless mounts say otherwise.
-func sharedSource(t *testing.T, volume, mounts string) source {
+func sharedSource(t *testing.T, volume, mounts string) original {
 	t.Helper()
 	if mounts == "" {
 		mounts = "[{name: v, mountPath: /data}]"

@@ -23,8 +23,8 @@ import (
 // read collects what a clone in a namespace needs to know about a workload. If the user may not read something that the
 // clone can do without, a note says so.
 func read(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload, container,
-	namespace string) (source, []string, error) {
-	s := source{workload: w.String(), namespace: w.Namespace, template: w.Template, container: container,
+	namespace string) (original, []string, error) {
+	s := original{workload: w.String(), namespace: w.Namespace, template: w.Template, container: container,
 		claims: map[string]exclusive{}}
 	if len(w.Template.Spec.Containers) == 0 {
 		return s, nil, api.Errorf(api.ExitWorkload, "cannot clone %s: it has no pod template and no pods", w)

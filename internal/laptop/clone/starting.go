@@ -184,7 +184,8 @@ func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) star
 	case missing != nil:
 		h.text = missing.String()
 	case !podutils.IsPodReady(p):
-		h.text = cmp.Or(line(workloads.Warning(c.events(ctx, p.UID), ofProbe)), "its readiness probe has not succeeded yet")
+		h.text = cmp.Or(line(workloads.Warning(c.events(ctx, p.UID), ofProbe)),
+			"its readiness probe has not succeeded yet")
 	}
 	return h
 }

@@ -37,13 +37,13 @@ type podSync struct {
 	sources []*filesync.Source // one for each pair of the specification
 
 	// Guarded by syncs.mu:
-	places []place // one for each pair
-	copied bool    // the container had all files once
-	ended  bool    // the container has ended
+	ends   []syncEnd // one for each pair
+	copied bool      // the container had all files once
+	ended  bool      // the container has ended
 }
 
-// place is the remote end of a pair in one pod.
-type place struct {
+// syncEnd is the remote end of a pair in one pod.
+type syncEnd struct {
 	complete bool   // this container had all files
 	writable bool   // a file was written, in this container or in an earlier one of the pod
 	rejected string // why no file could be written, although there were some to write
@@ -74,10 +74,10 @@ func (s *syncs) follow(ctx context.Context, pods []corev1.Pod) {
 		if !runs || last != nil && !last.ended {
 			continue
 		}
-		places := make([]place, len(s.clone.cfg.Spec.Sync))
+		places := make([]syncEnd, len(s.clone.cfg.Spec.Sync))
 		if last != nil {
 			for n := range places {
-				places[n].writable = last.places[n].writable
+				places[n].writable = last.ends[n].writable
 			}
 		}
 		s.running[p.UID] = s.begin(ctx, p.Namespace, p.Name, status.ContainerID, places)
@@ -91,9 +91,9 @@ func (s *syncs) follow(ctx context.Context, pods []corev1.Pod) {
 }
 
 // begin starts to copy to a container.
-func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []place) *podSync {
+func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []syncEnd) *podSync {
 	ctx, cancel := context.WithCancel(ctx)
-	p := &podSync{id: id, cancel: cancel, places: places}
+	p := &podSync{id: id, cancel: cancel, ends: places}
 	for n, pair := range s.clone.cfg.Spec.Sync {
 		log := s.clone.log.With("pod", pod, "local", pair.Local, "remote", pair.Remote)
 		source := filesync.NewSource(filesync.SourceConfig{
@@ -123,7 +123,7 @@ func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []p
 func (s *syncs) synced(p *podSync, n int, b filesync.Batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := &p.places[n]
+	at := &p.ends[n]
 	at.complete = at.complete || b.Complete
 	at.writable = at.writable || b.Files > 0
 	switch {
@@ -132,14 +132,14 @@ func (s *syncs) synced(p *podSync, n int, b filesync.Batch) {
 	case b.Rejected > 0:
 		at.rejected = failures(b)
 	}
-	if !p.copied && !slices.ContainsFunc(p.places, func(at place) bool { return !at.has() }) {
+	if !p.copied && !slices.ContainsFunc(p.ends, func(at syncEnd) bool { return !at.has() }) {
 		p.copied = true
 		s.clone.again.Raise()
 	}
 }
 
 // has reports whether the files are there.
-func (at place) has() bool { return at.complete && at.rejected == "" }
+func (at syncEnd) has() bool { return at.complete && at.rejected == "" }
 
 // missingFiles means that a pod does not have all files.
 type missingFiles struct {
@@ -164,7 +164,7 @@ func (s *syncs) missing(pod types.UID) *missingFiles {
 	}
 	if p != nil {
 		for n, pair := range s.clone.cfg.Spec.Sync {
-			if why := p.trouble(n); why != "" && !p.places[n].has() {
+			if why := p.trouble(n); why != "" && !p.ends[n].has() {
 				return &missingFiles{pair.Remote, why}
 			}
 		}
@@ -203,7 +203,7 @@ func (s *syncs) status() []api.Synced {
 		shown := api.Synced{SyncPair: pair, Synced: len(s.running) > 0}
 		for _, p := range s.running {
 			st := p.sources[n].Status()
-			shown.Synced = shown.Synced && p.places[n].has() && st.Synced
+			shown.Synced = shown.Synced && p.ends[n].has() && st.Synced
 			shown.LastError = cmp.Or(shown.LastError, p.trouble(n))
 			shown.Files = max(shown.Files, st.Files)
 			if st.LastAt.After(shown.Last) {
@@ -217,7 +217,7 @@ func (s *syncs) status() []api.Synced {
 
 // trouble returns why files of a pair do not reach the container, or "".
 func (p *podSync) trouble(n int) string {
-	if why := p.places[n].rejected; why != "" {
+	if why := p.ends[n].rejected; why != "" {
 		return why
 	}
 	st := p.sources[n].Status()

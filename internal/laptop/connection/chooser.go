@@ -53,7 +53,7 @@ type looked struct {
 // look finds out how ClusterIPs are served and, if the choice depends on it, whether the traffic manager's pod may have
 // a gateway. It runs while the session opens. A choice that the user has made does not wait for it.
 func (c *chooser) look(ctx context.Context, proxy func(ctx context.Context, node string) client.KubeProxy) {
-	at := c.manager.place.Load()
+	at := c.manager.location.Load()
 	l := &looked{proxy: proxy(ctx, at.node)}
 	f := facts{Asked: c.cfg.netstack(), Proxy: l.proxy}
 	if f.Asked == api.NetstackAuto && f.asksGateway() {
@@ -78,7 +78,7 @@ func (c *chooser) choose(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		f.Proxy = l.proxy.Proven(c.view.Load().state.NodeServes, c.manager.place.Load().node)
+		f.Proxy = l.proxy.Proven(c.view.Load().state.NodeServes, c.manager.location.Load().node)
 		c.status.change(func(r *report) { r.shown.ProxyMode = string(f.Proxy.Mode) })
 	}
 	if v := c.view.Load(); f.asksGateway() && v.state.GVisorOnly {
@@ -139,7 +139,7 @@ func (c *chooser) obtain(ctx context.Context) error {
 
 // gatewayIn returns the options for a gateway in the pod.
 func (c *chooser) gatewayIn(pod string) install.GatewayOptions {
-	at := c.manager.place.Load()
+	at := c.manager.location.Load()
 	return install.GatewayOptions{
 		Namespace: at.namespace, Pod: pod, Image: at.trusted.Image, Relabel: c.cfg.netstack() == api.NetstackSystem,
 		Progress: c.cfg.Progress,

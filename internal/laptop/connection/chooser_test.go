@@ -89,7 +89,7 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newTestConnection(t)
 			s.cfg.Request.Netstack = tt.asked
-			s.manager.place.Update(func(p *place) { p.pod, p.node = "m-1", "n1" })
+			s.manager.location.Update(func(p *managerLocation) { p.pod, p.node = "m-1", "n1" })
 			s.view.Update(func(v *view) { v.hello = &api.ManagerHello{Pod: "m-1"} })
 			g := &fakeGateways{refusal: tt.refusal, failure: tt.failure}
 			g.replace(s)

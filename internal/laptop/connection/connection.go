@@ -196,7 +196,7 @@ func (c *Connection) Connected() <-chan struct{} { return c.status.established }
 func (c *Connection) Status() api.Connection {
 	out := c.status.snapshot()
 	out.Namespace = c.namespace.Load()
-	place := c.manager.place.Load()
+	place := c.manager.location.Load()
 	out.ManagerNamespace, out.ManagerPod = place.namespace, place.pod
 	if hello := c.view.Load().hello; hello != nil {
 		out.ManagerVersion = hello.Version
@@ -319,7 +319,7 @@ func (c *Connection) openSession(ctx context.Context, g *errgroup.Group) error {
 		if cause := c.status.snapshot().Error; cause != nil {
 			return cause
 		}
-		return noAnswer(c.manager.place.Load().namespace)
+		return noAnswer(c.manager.location.Load().namespace)
 	}
 	if err := c.transports.awaitForced(bounded); err != nil {
 		return err

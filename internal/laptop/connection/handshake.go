@@ -100,7 +100,7 @@ func (h *handshake) converse(ctx context.Context, ts *transport.Session) error {
 		return err
 	}
 	c, hello, err := startControl(stream, own, func(nonce string) (string, error) {
-		return identify(ctx, h.cluster.Kube(), h.manager.place.Load().namespace, nonce)
+		return identify(ctx, h.cluster.Kube(), h.manager.location.Load().namespace, nonce)
 	})
 	if err != nil {
 		return err
@@ -118,9 +118,10 @@ func (h *handshake) converse(ctx context.Context, ts *transport.Session) error {
 		return fmt.Errorf("the lease overlaps that of another connection, which has %v", h.avoid)
 	}
 	if before := h.view.Load().hello; before != nil && before.Version != hello.Version {
-		h.status.withdraw(h.manager.place.Load().imageWarning)
+		h.status.withdraw(h.manager.location.Load().imageWarning)
 	}
-	h.manager.place.Update(func(p *place) { p.pod = hello.Pod }) // before the session: api-proxy dials this pod
+	// before the session: api-proxy dials this pod
+	h.manager.location.Update(func(l *managerLocation) { l.pod = hello.Pod })
 	h.packets.steer(func(s *steering) { s.own, s.resolver = lease.Addrs, lease.Resolver })
 	h.view.Update(func(v *view) {
 		v.hello, v.lease = hello, lease
@@ -185,7 +186,7 @@ func (h *handshake) hello() (api.ClientHello, error) {
 	if use == api.NetstackAuto {
 		use = api.NetstackSystem
 	}
-	client, err := clientID(h.cfg.Client, h.cluster.ID(), h.manager.place.Load().namespace)
+	client, err := clientID(h.cfg.Client, h.cluster.ID(), h.manager.location.Load().namespace)
 	if err != nil {
 		return api.ClientHello{}, err
 	}

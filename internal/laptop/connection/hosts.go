@@ -374,7 +374,8 @@ func (h *hosts) see(header *packet.Header, p []byte, remote netip.Addr) {
 	h.note(f, flags, remote == header.Dst)
 }
 
-// note notes a packet of a flow. One of this laptop begins a flow, unless it is a later one of TCP. The caller holds mu.
+// note notes a packet of a flow. One of this laptop begins a flow, unless it is a later one of TCP. The caller holds
+// mu.
 func (h *hosts) note(f flow, flags byte, sent bool) {
 	s, side := h.flows[f], byte(fromThere)
 	if sent {

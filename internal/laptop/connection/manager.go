@@ -26,11 +26,11 @@ const (
 type manager struct {
 	*shared
 	prepared *Prepared
-	place    wakeup.Value[place]
+	location wakeup.Value[managerLocation]
 }
 
-// place says where the traffic manager is.
-type place struct {
+// managerLocation says where the traffic manager is.
+type managerLocation struct {
 	namespace, pod string
 	node           string             // of the pod that ensure found
 	trusted        api.TrustedManager // the user trusts this manager and no other
@@ -48,8 +48,8 @@ func (m *manager) ensure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.place.Update(func(p *place) {
-		*p = place{namespace: result.Namespace, pod: result.Pod, node: result.Node, trusted: result.Manager,
+	m.location.Update(func(p *managerLocation) {
+		*p = managerLocation{namespace: result.Namespace, pod: result.Pod, node: result.Node, trusted: result.Manager,
 			imageWarning: result.ImageWarning}
 	})
 	m.status.warn(result.Warnings...)
@@ -64,19 +64,19 @@ func (m *manager) ensure(ctx context.Context) error {
 // Image returns the image in the template of the trusted traffic manager's Deployment. Nodes can pull it, and its
 // programs speak the connection's protocol. The images of pods do not matter. Errors are *api.Error.
 func (m *manager) Image(ctx context.Context) (string, error) {
-	return install.Image(ctx, m.cluster, m.place.Load().trusted)
+	return install.Image(ctx, m.cluster, m.location.Load().trusted)
 }
 
 // NeedsPullSecret reports whether the traffic manager's pod names a Secret to pull its image. Errors are *api.Error.
 func (m *manager) NeedsPullSecret(ctx context.Context) (bool, error) {
-	return install.NeedsPullSecret(ctx, m.cluster, m.place.Load().trusted.Namespace)
+	return install.NeedsPullSecret(ctx, m.cluster, m.location.Load().trusted.Namespace)
 }
 
 // Upgrade replaces the traffic manager with one of the image, unless it runs that image. It returns when the connection
 // has moved to the new manager; flows through the old one end. The connection must be connected. Errors are *api.Error,
 // or ctx's.
 func (m *manager) Upgrade(ctx context.Context, image string, progress func(api.Event)) error {
-	at := m.place.Load()
+	at := m.location.Load()
 	result, err := install.Ensure(ctx, m.cluster, install.Options{
 		Namespace: at.namespace, Image: image, Upgrade: true, Progress: progress, Objects: m.cfg.Request.Objects,
 		Consent: &api.Consent{Managers: []api.TrustedManager{at.trusted}},
@@ -84,7 +84,7 @@ func (m *manager) Upgrade(ctx context.Context, image string, progress func(api.E
 	if err != nil || !result.Installed {
 		return err
 	}
-	m.place.Update(func(p *place) { p.pod, p.trusted = result.Pod, result.Manager })
+	m.location.Update(func(p *managerLocation) { p.pod, p.trusted = result.Pod, result.Manager })
 	if old := m.current.now(); old != nil {
 		if err := old.Close(); err != nil {
 			m.log.Debug("closing the session", "err", err)
@@ -125,7 +125,7 @@ func (m *manager) await(ctx context.Context, pod string) error {
 
 // dial dials the manager for the transport: a port-forward into its pod.
 func (m *manager) dial(ctx context.Context) (net.Conn, error) {
-	at := m.place.Load()
+	at := m.location.Load()
 	conn, pod, err := dialPod(ctx, at.pod, func(ctx context.Context, pod string) (net.Conn, error) {
 		return m.portForward(ctx, podName{at.namespace, pod})
 	}, func(ctx context.Context) (string, error) {
@@ -135,7 +135,7 @@ func (m *manager) dial(ctx context.Context) (net.Conn, error) {
 		return install.FindPod(ctx, m.cluster, at.namespace)
 	})
 	if pod != at.pod {
-		m.place.Update(func(p *place) { p.pod = pod })
+		m.location.Update(func(p *managerLocation) { p.pod = pod })
 		m.log.Info("the traffic manager has another pod", "was", at.pod, "is", pod)
 	}
 	return conn, err

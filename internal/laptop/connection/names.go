@@ -21,13 +21,13 @@ import (
 // namesTimeout limits how long a connection waits for the first list of Services.
 const namesTimeout = 2 * time.Second
 
-// source is the origin of the names of Services.
-type source int
+// nameOrigin is the origin of the names of Services.
+type nameOrigin int
 
 const (
-	nobody      source = iota
-	fromUser           // the user's own rights: one namespace
-	fromManager        // the traffic manager: every namespace
+	nobody      nameOrigin = iota
+	fromUser               // the user's own rights: one namespace
+	fromManager            // the traffic manager: every namespace
 )
 
 // names is the index of the cluster's Services. The manager's list replaces the one that the laptop read with the
@@ -39,7 +39,7 @@ type names struct {
 	tell   func()                            // closes told; further calls do nothing
 
 	mu   sync.Mutex
-	from source
+	from nameOrigin
 }
 
 func newNames() *names {
@@ -53,7 +53,7 @@ const maxNames = 128 << 10
 
 // apply applies a delta, unless an earlier one was from a greater source. It returns the number of names that it left
 // out, because they are invalid or too many.
-func (n *names) apply(from source, d api.NameDelta) (left int) {
+func (n *names) apply(from nameOrigin, d api.NameDelta) (left int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if from < n.from {
@@ -94,7 +94,7 @@ func (n *names) apply(from source, d api.NameDelta) (left int) {
 func isLabel(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 
 // known returns the best source that has listed names.
-func (n *names) known() source {
+func (n *names) known() nameOrigin {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.from

@@ -42,7 +42,7 @@ func TestShortNamesWaitForTheList(t *testing.T) {
 func TestNamesForgetAnswers(t *testing.T) {
 	of := func(names ...string) map[string][]string { return map[string][]string{"shop": names} }
 	for name, tt := range map[string]struct {
-		from  source
+		from  nameOrigin
 		delta api.NameDelta
 		want  []map[string][]string
 	}{

@@ -90,7 +90,7 @@ func (t *transports) dialProxy(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := t.manager.place.Load()
+	at := t.manager.location.Load()
 	conn, err := t.pods.PodProxy(ctx, podconn.PodProxyOptions{
 		Namespace: at.namespace, Pod: at.pod, Port: ticket.Port, Path: ticket.Path, Protocol: api.UpgradeProtocol,
 		Header: http.Header{api.TicketHeader: {ticket.HeaderValue(ts.ID())}},

@@ -391,7 +391,7 @@ func proxied(t *testing.T, i *issuer, p *podPort) (*Connection, *transport.Sessi
 		t.Fatal(err)
 	}
 	s.pods = podconn.New(s.cluster)
-	s.manager.place.Update(func(p *place) { p.namespace, p.pod = "kubevpn", "manager-7" })
+	s.manager.location.Update(func(p *managerLocation) { p.namespace, p.pod = "kubevpn", "manager-7" })
 	s.current.set(laptop)
 	return s, laptop
 }

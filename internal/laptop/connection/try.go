@@ -42,7 +42,7 @@ func (t *transports) try(ctx context.Context,
 		_, all = t.describe(time.Now())
 	})
 	if err != nil && bounded.Err() != nil {
-		err = noAnswer(t.manager.place.Load().namespace)
+		err = noAnswer(t.manager.location.Load().namespace)
 	}
 	return hello, all, t.cluster.ExplainContext(ctx, err)
 }
@@ -56,6 +56,6 @@ func newTrying(c *client.Cluster, namespace, pod string) *transports {
 		changed: wakeup.NewSignal(),
 	}
 	at := &manager{shared: s}
-	at.place.Update(func(p *place) { p.namespace, p.pod = namespace, pod })
+	at.location.Update(func(p *managerLocation) { p.namespace, p.pod = namespace, pod })
 	return &transports{shared: s, manager: at, tickets: newTickets(), direct: newDirect(s)}
 }

@@ -17,12 +17,12 @@ import (
 // guard keeps volumes, whose paths and content come from the cluster, out of directories that decide what programs of
 // this machine execute, and out of the user's own directories.
 type guard struct {
-	own  []place
+	own  []guardedDir
 	over []string // --mount-over: paths of the pod at and below which the user allows volumes
 }
 
-// place is a directory, without symbolic links, in or over which no volume may be mounted, and why.
-type place struct{ dir, why string }
+// guardedDir is a directory, without symbolic links, in or over which no volume may be mounted, and why.
+type guardedDir struct{ dir, why string }
 
 const whySystem = "this machine keeps programs and their configuration there"
 
@@ -36,15 +36,15 @@ func newGuard(local, over []string) (*guard, error) {
 	g := &guard{over: over}
 	const home = "it is your home directory"
 	if u, err := user.Current(); err == nil { // ssh does not use HOME; a user without an entry has only HOME
-		g.own = append(g.own, place{u.HomeDir, home})
+		g.own = append(g.own, guardedDir{u.HomeDir, home})
 	}
 	for _, e := range local {
 		switch name, value, _ := strings.Cut(e, "="); name {
 		case "HOME":
-			g.own = append(g.own, place{value, home})
+			g.own = append(g.own, guardedDir{value, home})
 		case "PATH":
 			for _, dir := range filepath.SplitList(value) {
-				g.own = append(g.own, place{dir, "this machine finds programs there (PATH)"})
+				g.own = append(g.own, guardedDir{dir, "this machine finds programs there (PATH)"})
 			}
 		}
 	}
@@ -52,8 +52,8 @@ func newGuard(local, over []string) (*guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	g.own = append(g.own, place{here, "it is the working directory"})
-	g.own = slices.DeleteFunc(g.own, func(p place) bool { return !path.IsAbs(p.dir) || path.Clean(p.dir) == "/" })
+	g.own = append(g.own, guardedDir{here, "it is the working directory"})
+	g.own = slices.DeleteFunc(g.own, func(p guardedDir) bool { return !path.IsAbs(p.dir) || path.Clean(p.dir) == "/" })
 	for n, p := range g.own {
 		if g.own[n].dir, _, err = sandbox.Locate(path.Clean(p.dir)); err != nil {
 			return nil, err
@@ -66,14 +66,14 @@ func newGuard(local, over []string) (*guard, error) {
 
 // elsewhere returns the directories that links of this machine lead to, such as /var/usrlocal where /usr is read-only
 // (Fedora Silverblue).
-func elsewhere(dirs []string) (all []place, err error) {
+func elsewhere(dirs []string) (all []guardedDir, err error) {
 	for _, dir := range dirs {
 		real, _, err := sandbox.Locate(dir)
 		if err != nil {
 			return nil, err
 		}
 		if real != dir {
-			all = append(all, place{real, whySystem})
+			all = append(all, guardedDir{real, whySystem})
 		}
 	}
 	return all, nil

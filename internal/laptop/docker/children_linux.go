@@ -323,7 +323,7 @@ func (r *run) resolve(ctx context.Context, c container) []mount {
 				"(CVE-2017-1002101); -c NAME runs one container alone", m.Volume, m.Path, c.name, name))
 			continue
 		}
-		all = append(all, mount{source: cmp.Or(m.Source, source(r.network.volumes, m.Volume, at)), path: m.Path,
+		all = append(all, mount{source: cmp.Or(m.Source, volumePath(r.network.volumes, m.Volume, at)), path: m.Path,
 			readOnly: m.ReadOnly})
 	}
 	return all

@@ -371,8 +371,8 @@ func mountFlag(fields ...string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// source returns the path on this machine of sub in a volume. volumes is the directory of all volumes.
-func source(volumes, volume, sub string) string {
+// volumePath returns the path on this machine of sub in a volume. volumes is the directory of all volumes.
+func volumePath(volumes, volume, sub string) string {
 	return filepath.Join(volumes, volume, filepath.FromSlash(sub))
 }
 

@@ -10,7 +10,7 @@
 // so that a rollout puts it into all pods (mode.go chooses).
 //
 //	pod                                          this machine
-//	 client ─▶ traffic agent ═ TLS 1.3, pkg/wire/transport ═ link ─ server ─▶ 127.0.0.1, else ::1
+//	 client ─▶ traffic agent ═ TLS 1.3, pkg/wire/transport ═ agentSession ─ server ─▶ 127.0.0.1, else ::1
 //	              ▲    through the session, in which the traffic manager dials the agent; else a port-forward
 //	              └─ claims, releases, probes
 //

@@ -43,7 +43,7 @@ const (
 	// that a daemon was killed.
 	ownClaimTimeout = 2 * deadAfter
 
-	leaveTimeout = 4 * time.Second // for all releases; closing the links may take another second
+	leaveTimeout = 4 * time.Second // for all releases; closing the sessions may take another second
 )
 
 // Session is the connection to the cluster that an intercept uses: a *connection.Connection.
@@ -189,7 +189,7 @@ func (i *Intercept) Begun() <-chan struct{} { return i.begun }
 // Run intercepts until ctx ends, which is not an error, or until it fails. It then releases its claims, for at most
 // five seconds: agents that have not answered release their claims by themselves. Errors are *api.Error.
 func (i *Intercept) Run(ctx context.Context) error {
-	// life is the context of the podIntercepts. It outlives ctx, because leave needs their links.
+	// life is the context of the podIntercepts. It outlives ctx, because leave needs their sessions.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	err := i.run(ctx, life)
 	if ctx.Err() != nil {

@@ -828,7 +828,7 @@ func TestProbeWithoutAnAnswer(t *testing.T) {
 			dials++
 			return nil, &net.OpError{Op: "dial", Err: silence}
 		}}
-		c, v := pr.untilReached(t.Context(), "pod", to, 3, func() []*link { return nil })
+		c, v := pr.untilReached(t.Context(), "pod", to, 3, func() []*agentSession { return nil })
 		if v != probeTimedOut || c.Seen != "no answer" || dials != 1 {
 			t.Errorf("%v: verdict %v after %d dials, %+v", silence, v, dials, c)
 		}

@@ -40,7 +40,7 @@ const (
 	adding                // The API server adds the agent's container.
 	starting              // The agent has not reported its port and key yet.
 	linking               // The laptop connects to the agent, claims and sends a probe.
-	// A probe has arrived: requests come here while the link is attached and the agent has the claim.
+	// A probe has arrived: requests come here while the session is attached and the agent has the claim.
 	verified
 	replacing // The agent rejects orders because it is ending; the next attempt adds another one.
 	gone      // The pod no longer exists.
@@ -54,16 +54,16 @@ func (p phase) String() string {
 
 // podIntercept intercepts one pod. It makes one attempt after the other:
 //
-//	            add      attempt    newLink    verify
+//	            add      attempt   newSession  verify
 //	┌─▶ waiting ───▶ adding ───▶ starting ───▶ linking ───▶ verified    only now requests come here
 //	│                               │             │            │
-//	│                               │             │            ├─ newLink: another agent is the leader; still verified
+//	│                               │             │            ├─ newSession: another agent is the leader; still verified
 //	│                               │             │            │
 //	├── replacing ◀─────────────────┴─────────────┴────────────┤        applyLinkState, ended: an existing agent is ending
 //	│                                                          │
 //	└── a backoff ◀────────────────────────────────────────────┘        ended, in any phase: a step failed, or the agent ended
 //
-// run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a link to the leader, verify
+// run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a session with the leader, verify
 // sends the probes, and one more waits for the end of the agent. They end together.
 type podIntercept struct {
 	i      *Intercept
@@ -74,10 +74,10 @@ type podIntercept struct {
 	allowed  bool        // it may be intercepted before the others
 	pod      *corev1.Pod // the latest version
 	phase    phase
-	failed   error     // the error of the last attempt
-	link     *link     // to the leader; nil: none
-	linked   linkState // the state of link
-	replaced []string  // containers of agents that are ending
+	failed   error         // the error of the last attempt
+	session  *agentSession // to the leader; nil: none
+	linked   sessionState  // the state of session
+	replaced []string      // containers of agents that are ending
 	requests counter
 }
 
@@ -126,13 +126,13 @@ func (c *podIntercept) reason() string {
 		return ""
 	case c.failed != nil:
 		return c.failed.Error()
-	case c.link != nil && c.linked.err != nil:
+	case c.session != nil && c.linked.err != nil:
 		return c.phase.String() + ": " + c.linked.err.Error()
-	case c.link == nil && c.i.rollout != nil && c.runs() && !c.placed() && c.i.rollout.created(c.pod, c.i.allPods()):
+	case c.session == nil && c.i.rollout != nil && c.runs() && !c.placed() && c.i.rollout.created(c.pod, c.i.allPods()):
 		return "the pod was created without the agent: an admission webhook or policy has removed it"
-	case c.link == nil && c.i.rollout != nil && c.runs() && !c.placed():
+	case c.session == nil && c.i.rollout != nil && c.runs() && !c.placed():
 		return "the pod predates the sidecar; waiting for its replacement"
-	case c.link == nil && !c.placed():
+	case c.session == nil && !c.placed():
 		return "the pod is not running"
 	}
 	return c.phase.String()
@@ -164,7 +164,7 @@ func (c *podIntercept) run(ctx context.Context) {
 // ended records the end of an attempt.
 func (c *podIntercept) ended(err error) {
 	c.i.set(func() {
-		c.link, c.linked = nil, linkState{}
+		c.session, c.linked = nil, sessionState{}
 		switch {
 		case errors.Is(err, errReplaced):
 			c.phase = replacing
@@ -357,10 +357,10 @@ func (c *podIntercept) followLog(ctx context.Context, agent podAgent, f func(api
 	return err
 }
 
-// keepLinked keeps a link to the leader in the pod. It starts a new link when infos names another agent.
+// keepLinked keeps a session with the leader in the pod. It starts another when infos names another agent.
 func (c *podIntercept) keepLinked(ctx context.Context, infos <-chan api.AgentInfo) error {
-	var links sync.WaitGroup
-	defer links.Wait()
+	var sessions sync.WaitGroup
+	defer sessions.Wait()
 	var now api.AgentInfo
 	stop := func() {}
 	defer func() { stop() }()
@@ -379,13 +379,13 @@ func (c *podIntercept) keepLinked(ctx context.Context, infos <-chan api.AgentInf
 				continue
 			}
 			now = g
-			stop() // does not wait: closing a link to a dead agent takes a second
+			stop() // does not wait: closing a session with a dead agent takes a second
 			linkCtx, cancel := context.WithCancel(ctx)
 			stop = cancel
-			l := c.newLink(g)
-			links.Go(func() {
+			l := c.newSession(g)
+			sessions.Go(func() {
 				if err := l.run(linkCtx); err != nil {
-					c.i.log.Error("the link to an agent failed", "pod", c.name, "err", err)
+					c.i.log.Error("the session with an agent failed", "pod", c.name, "err", err)
 				}
 			})
 		case <-ctx.Done():
@@ -394,10 +394,10 @@ func (c *podIntercept) keepLinked(ctx context.Context, infos <-chan api.AgentInf
 	}
 }
 
-// newLink returns a link to the agent that g names, and makes it the pod's link.
-func (c *podIntercept) newLink(g api.AgentInfo) *link {
+// newSession returns a session with the agent that g names, and makes it the pod's.
+func (c *podIntercept) newSession(g api.AgentInfo) *agentSession {
 	config := c.i.identity.tlsConfig(g.Key)
-	l := &link{claim: c.i.claim, target: &c.i.target, record: c.i.records,
+	l := &agentSession{claim: c.i.claim, target: &c.i.target, record: c.i.records,
 		about: api.Exchange{Namespace: c.i.cfg.Namespace, Workload: c.i.cfg.Workload, Pod: c.name,
 			Match: c.i.status.Match},
 		serve: c.i.server.accept, budget: c.i.server.budget, log: c.i.log.With("pod", c.name)}
@@ -412,17 +412,17 @@ func (c *podIntercept) newLink(g api.AgentInfo) *link {
 			return c.i.pods.DialPod(ctx, c.i.cfg.Namespace, c.name, g.Port)
 		})
 	}
-	update := func(rejection *api.Error, change func(*linkState)) {
+	update := func(rejection *api.Error, change func(*sessionState)) {
 		c.i.set(func() {
-			if c.link == l {
+			if c.session == l {
 				change(&c.linked)
 				c.applyLinkState(rejection)
 			}
 		})
 	}
-	l.change = func(change func(*linkState)) { update(nil, change) }
+	l.change = func(change func(*sessionState)) { update(nil, change) }
 	l.answered = func(rejection *api.Error) {
-		update(rejection, func(st *linkState) {
+		update(rejection, func(st *sessionState) {
 			st.claimed, st.err = rejection == nil, nil
 			if rejection != nil {
 				st.err = rejection
@@ -430,7 +430,7 @@ func (c *podIntercept) newLink(g api.AgentInfo) *link {
 		})
 	}
 	c.i.set(func() {
-		c.link, c.linked = l, linkState{}
+		c.session, c.linked = l, sessionState{}
 		if c.phase == starting {
 			c.phase = linking
 		}
@@ -453,7 +453,7 @@ func (c *podIntercept) applyLinkState(rejection *api.Error) {
 	if c.active() {
 		c.failed = nil
 	}
-	// The link claims again after a rejection. The agent reports its claims separately from its answer, possibly later.
+	// The session claims again after a rejection. The agent reports its claims separately from its answer, possibly later.
 	switch {
 	case rejection != nil && rejection.Code == api.ExitLost && c.i.rollout == nil:
 		c.phase = replacing
@@ -502,10 +502,10 @@ func (c *podIntercept) verify(ctx context.Context) error {
 	return nil
 }
 
-// release releases the claim, or stops intercepting the pod if there is no link.
+// release releases the claim, or stops intercepting the pod if there is no session.
 func (c *podIntercept) release(ctx context.Context) {
 	c.i.mu.Lock()
-	l := c.link
+	l := c.session
 	c.i.mu.Unlock()
 	if l == nil {
 		c.cancel()

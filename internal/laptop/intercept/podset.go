@@ -94,17 +94,17 @@ func (s *podSet) allPods() (pods []*corev1.Pod) {
 	return pods
 }
 
-// activeLinks returns the links of the intercepted pods.
-func (s *podSet) activeLinks() []*link {
+// activeSessions returns the sessions of the agents of the intercepted pods.
+func (s *podSet) activeSessions() []*agentSession {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var links []*link
+	var sessions []*agentSession
 	for _, c := range s.byUID {
 		if c.active() {
-			links = append(links, c.link)
+			sessions = append(sessions, c.session)
 		}
 	}
-	return links
+	return sessions
 }
 
 // somePod waits for the list of pods without those in gone, and returns one that runs, or nil.

@@ -80,8 +80,8 @@ type prober struct {
 	dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
 }
 
-// send announces one probe over the links, and sends it to an address in the cluster.
-func (pr prober) send(ctx context.Context, what string, to target, links []*link) (api.Check, verdict) {
+// send announces one probe over the sessions, and sends it to an address in the cluster.
+func (pr prober) send(ctx context.Context, what string, to target, sessions []*agentSession) (api.Check, verdict) {
 	timeout := probeTimeout
 	if to.protocol == "udp" {
 		timeout = packetTimeout
@@ -90,7 +90,7 @@ func (pr prober) send(ctx context.Context, what string, to target, links []*link
 	defer cancel()
 	c := api.Check{What: what, Target: to.String()}
 	began := time.Now()
-	preface, err := announceProbe(ctx, links)
+	preface, err := announceProbe(ctx, sessions)
 	v := probeUnknown
 	if err == nil {
 		v, err = pr.exchange(ctx, to, preface)
@@ -114,9 +114,9 @@ func (pr prober) send(ctx context.Context, what string, to target, links []*link
 // untilReached sends at most tries probes, until an agent answers one. It does not repeat a TCP probe that timed
 // out.
 func (pr prober) untilReached(ctx context.Context, what string, to target, tries int,
-	links func() []*link) (c api.Check, v verdict) {
+	sessions func() []*agentSession) (c api.Check, v verdict) {
 	for range tries {
-		if c, v = pr.send(ctx, what, to, links()); v == probeReached ||
+		if c, v = pr.send(ctx, what, to, sessions()); v == probeReached ||
 			v == probeTimedOut && to.protocol == "tcp" || ctx.Err() != nil {
 			break
 		}
@@ -126,12 +126,12 @@ func (pr prober) untilReached(ctx context.Context, what string, to target, tries
 }
 
 // announceProbe announces a probe to the agents, and returns its first bytes. It fails if no agent accepts.
-func announceProbe(ctx context.Context, links []*link) ([]byte, error) {
+func announceProbe(ctx context.Context, sessions []*agentSession) ([]byte, error) {
 	preface := make([]byte, api.ProbeLength)
 	rand.Read(preface[copy(preface, api.ProbePrefix):]) // it never fails
-	errs := make([]error, len(links))
+	errs := make([]error, len(sessions))
 	var wg sync.WaitGroup
-	for n, l := range links {
+	for n, l := range sessions {
 		wg.Go(func() {
 			if _, err := l.order(ctx, api.AgentOrder{Probe: &api.Probe{Preface: preface}}); err != nil {
 				errs[n] = fmt.Errorf("announcing a probe to the agent: %w", err)
@@ -139,7 +139,7 @@ func announceProbe(ctx context.Context, links []*link) ([]byte, error) {
 		})
 	}
 	wg.Wait()
-	if len(links) == 0 || slices.Contains(errs, nil) {
+	if len(sessions) == 0 || slices.Contains(errs, nil) {
 		return preface, nil
 	}
 	return nil, errs[0]
@@ -210,13 +210,14 @@ func (i *Intercept) verifyPod(ctx context.Context, c *podIntercept) error {
 
 func (i *Intercept) verifyTarget(ctx context.Context, c *podIntercept, to target) error {
 	i.mu.Lock()
-	links := []*link{c.link}
+	sessions := []*agentSession{c.session}
 	i.mu.Unlock()
 	what := "pod"
 	if i.rollout != nil {
 		what = "agent" // no client connects to its port by itself; verifyServices checks their ways
 	}
-	check, v := prober{i.cfg.Session.Dial}.untilReached(ctx, what, to, probeTries, func() []*link { return links })
+	pr := prober{i.cfg.Session.Dial}
+	check, v := pr.untilReached(ctx, what, to, probeTries, func() []*agentSession { return sessions })
 	i.recordCheck(check)
 	switch v {
 	case probeReached:
@@ -242,10 +243,11 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 	if i.rollout != nil {
 		tries = rolloutProbeTries // kube-proxy updates its endpoints a moment after the rollout
 	}
+	pr := prober{i.cfg.Session.Dial}
 	var probing sync.WaitGroup
 	for n, to := range targets {
 		probing.Go(func() {
-			checks[n], verdicts[n] = prober{i.cfg.Session.Dial}.untilReached(ctx, "clusterIP", to, tries, i.activeLinks)
+			checks[n], verdicts[n] = pr.untilReached(ctx, "clusterIP", to, tries, i.activeSessions)
 		})
 	}
 	probing.Wait()

@@ -29,7 +29,7 @@ const (
 // records holds the exchanges that the agents of one intercept have recorded, and the options with which they record.
 // Its methods are safe for concurrent use.
 //
-//	agents ─▶ links ─ add ─▶ ring ─┬─ kept: the last ones, if the user asked for it
+//	agents ─▶ sessions ─ add ─▶ ring ─┬─ kept: the last ones, if the user asked for it
 //	                               └─ followers: each reads at its own pace, and misses what the ring has forgotten
 type records struct {
 	keep    int // api.InterceptSpec.Record
@@ -47,7 +47,7 @@ type records struct {
 // follower reads exchanges.
 type follower struct{ body int } // bytes to record of each body
 
-// recordOptions tells the links how their agents must record.
+// recordOptions tells the sessions how their agents must record.
 type recordOptions struct {
 	on   bool
 	turn int // grows whenever on becomes true
@@ -209,14 +209,14 @@ func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) e
 }
 
 // keepRecording makes the agent record whenever recording is on, until ctx ends.
-func (l *link) keepRecording(ctx context.Context, s *transport.Session) {
+func (l *agentSession) keepRecording(ctx context.Context, s *transport.Session) {
 	for ctx.Err() == nil {
 		options, err := l.record.options.Await(ctx, func(o recordOptions) bool { return o.on })
 		if err != nil {
 			return
 		}
 		err = l.runRecording(ctx, s, options.turn)
-		l.change(func(st *linkState) { st.recording = 0 })
+		l.change(func(st *sessionState) { st.recording = 0 })
 		if err != nil && ctx.Err() == nil {
 			l.log.Debug("the agent does not record", "err", err)
 			wakeup.Pause(ctx, recordPause)
@@ -225,7 +225,7 @@ func (l *link) keepRecording(ctx context.Context, s *transport.Session) {
 }
 
 // runRecording adds the exchanges that the agent records to l.record. It returns nil when the turn is over.
-func (l *link) runRecording(ctx context.Context, s *transport.Session, turn int) error {
+func (l *agentSession) runRecording(ctx context.Context, s *transport.Session, turn int) error {
 	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoRecord})
 	if err != nil {
 		return err
@@ -256,7 +256,7 @@ func (l *link) runRecording(ctx context.Context, s *transport.Session, turn int)
 			return r.Error
 		}
 		if r.Exchange == nil && r.Dropped == 0 {
-			l.change(func(st *linkState) { st.recording = turn })
+			l.change(func(st *sessionState) { st.recording = turn })
 			continue
 		}
 		if r.Exchange != nil {
@@ -268,7 +268,7 @@ func (l *link) runRecording(ctx context.Context, s *transport.Session, turn int)
 }
 
 // orderRecords sends the options to the agent whenever they change. over reports that the turn is over.
-func (l *link) orderRecords(ctx context.Context, stream *transport.Stream, turn int) (over bool) {
+func (l *agentSession) orderRecords(ctx context.Context, stream *transport.Stream, turn int) (over bool) {
 	enc := json.NewEncoder(stream)
 	sent := -1
 	for {
@@ -291,7 +291,7 @@ func (l *link) orderRecords(ctx context.Context, stream *transport.Stream, turn 
 }
 
 // complete adds the fields that the laptop knows to an exchange of an agent, and corrects impossible values.
-func (l *link) complete(e *api.Exchange) {
+func (l *agentSession) complete(e *api.Exchange) {
 	e.Namespace, e.Workload, e.Pod, e.Match = l.about.Namespace, l.about.Workload, l.about.Pod, l.about.Match
 	e.Redacted = nil
 	e.Seconds = max(e.Seconds, 0)

@@ -202,7 +202,7 @@ func FuzzRecord(f *testing.F) {
 		if err := api.NewLines(strings.NewReader(line), maxRecord).Next(&r); err != nil || r.Exchange == nil {
 			return
 		}
-		new(link).complete(r.Exchange)
+		new(agentSession).complete(r.Exchange)
 		e := *r.Exchange
 		if e.Wait < 0 || e.Wait > e.Seconds || e.Request.Body.Size < int64(len(e.Request.Body.Data)) {
 			t.Errorf("%+v", e)

@@ -81,7 +81,8 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects dynamic.I
 		return err
 	}
 	if cfg.Mine {
-		removed, err := writer{pods, objects, w}.removeAgents(ctx, id.hash) // that an earlier daemon left in the template
+		// An earlier daemon may have left them in the template.
+		removed, err := writer{pods, objects, w}.removeAgents(ctx, id.hash)
 		if err == nil && !removed {
 			err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s",
 				cfg.Workload, cfg.Owner).

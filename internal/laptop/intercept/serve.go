@@ -27,14 +27,14 @@ const (
 // localTimeout limits a dial of a local address: a listener whose backlog is full does not answer.
 const localTimeout = 10 * time.Second
 
-// place is the addresses of a program, in the order in which the server tries them.
-type place []string
+// addresses are those of a program, in the order in which the server tries them.
+type addresses []string
 
-func placeOf(p api.PortMap) place {
+func addressesOf(p api.PortMap) addresses {
 	if p.Host != "" {
-		return place{p.Place()}
+		return addresses{p.Place()}
 	}
-	return place{fmt.Sprintf("127.0.0.1:%d", p.Local), fmt.Sprintf("[::1]:%d", p.Local)}
+	return addresses{fmt.Sprintf("127.0.0.1:%d", p.Local), fmt.Sprintf("[::1]:%d", p.Local)}
 }
 
 type port struct {
@@ -49,7 +49,7 @@ type port struct {
 //	    connected ─▶ accepted: the server relays bytes, half-closes, resets, and datagrams one by one
 //	    refused   ─▶ rejected with that code, which the agent passes to the client
 type server struct {
-	local  map[port]place
+	local  map[port]addresses
 	dial   dialLocal
 	budget *transport.Budget // shared by the sessions with all agents
 	log    *slog.Logger
@@ -60,10 +60,10 @@ type dialLocal func(ctx context.Context, network, address string) (net.Conn, err
 
 // newServer returns a server that connects to programs with dial.
 func newServer(ports []api.PortMap, dial dialLocal, log *slog.Logger) *server {
-	s := &server{local: make(map[port]place, len(ports)), dial: dial,
+	s := &server{local: make(map[port]addresses, len(ports)), dial: dial,
 		budget: transport.NewBudget(maxRequests, maxBuffered), log: log}
 	for _, p := range ports {
-		s.local[port{p.Protocol, p.Container}] = placeOf(p)
+		s.local[port{p.Protocol, p.Container}] = addressesOf(p)
 	}
 	return s
 }
@@ -117,7 +117,7 @@ func (s *server) answer(ctx context.Context, in *transport.Incoming) error {
 }
 
 // dialTCP connects to a program. It gives up when ctx ends or gone is closed.
-func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local place) (*net.TCPConn, error) {
+func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local addresses) (*net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
 	defer wakeup.Go(ctx, func(ctx context.Context) {
@@ -190,7 +190,7 @@ func relay(agent *transport.Stream, program *net.TCPConn, gone <-chan struct{}) 
 	agent.Close()
 }
 
-func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local place) error {
+func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local addresses) error {
 	flow := &udpFlow{ctx: ctx, dial: s.dial, local: local}
 	if err := flow.advance(); err != nil {
 		return errors.Join(err, in.RejectError(err))
@@ -208,7 +208,7 @@ func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local pl
 type udpFlow struct {
 	ctx   context.Context // the server's
 	dial  dialLocal
-	local place
+	local addresses
 	conn  atomic.Pointer[net.UDPConn]
 
 	mu       sync.Mutex

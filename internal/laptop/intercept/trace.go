@@ -23,7 +23,7 @@ func (i *Intercept) Trace(ctx context.Context, id string) api.InterceptTrace {
 		Changes: slices.Clone(i.now.changes),
 	}
 	for n, c := range pods {
-		p, l := &t.Pods[n], c.link
+		p, l := &t.Pods[n], c.session
 		if p.Pod = c.name; !c.active() || n >= maxTracedPods {
 			p.Reason = cmp.Or(c.reason(), "it is not intercepted")
 			continue

@@ -79,24 +79,24 @@ func (c *tlsConn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, 
 // The session reports its end by itself.
 func (c *tlsConn) Close() error { return c.batch.Close() }
 
-// link connects the laptop to the leader of one pod's agents: a transport session of one conn, which the client dials
-// again when it breaks. For every new session it sends hello, claims, and serves.
+// agentSession connects the laptop to the leader of one pod's agents: a transport session of one conn, which the client
+// dials again when it breaks. For every new session it sends hello, claims, and serves.
 //
 //	         ┌───────────── rejected: pause─────────────┐
 //	         ▼                                          │
 //	dial ─▶ hello ─▶ claim ─▶ claimed ◀──▶ detached ────┼─▶ (a new session) hello ...
 //	                  ▲          │
 //	                  └──────────┘ the agent no longer lists the claim: it released it while the laptop did not answer
-type link struct {
+type agentSession struct {
 	dial   dialFunc                      // dials conns
 	claim  api.ClaimOrder                // without the target
 	target *wakeup.Value[*api.ClonePods] // as in Intercept
 	record *records
 	about  api.Exchange // the fields of the exchanges that the laptop knows
 	serve  func(context.Context, *transport.Session)
-	budget *transport.Budget      // for the streams that serve accepts
-	change func(func(*linkState)) // changes the linkState; calls of change and answered do not overlap
-	// answered changes the linkState when the agent has accepted the claim or, with an error, rejected it.
+	budget *transport.Budget         // for the streams that serve accepts
+	change func(func(*sessionState)) // changes the sessionState; calls of change and answered do not overlap
+	// answered changes the sessionState when the agent has accepted the claim or, with an error, rejected it.
 	answered func(rejection *api.Error)
 	log      *slog.Logger
 
@@ -106,8 +106,8 @@ type link struct {
 	leaving      bool          // no more claims
 }
 
-// linkState is the state of a link.
-type linkState struct {
+// sessionState is the state of an agentSession.
+type sessionState struct {
 	attached  bool
 	claimed   bool
 	err       error           // why it is not attached, or not claimed
@@ -121,13 +121,13 @@ var errNotConnected = errors.New("not connected to the agent")
 // tuning returns the heartbeat settings. The agent uses the same.
 func tuning() transport.Tuning { return transport.Tuning{Heartbeat: heartbeat, DeadAfter: deadAfter} }
 
-// run keeps the link until ctx ends. It then closes the session, and the agent releases any claim that it still has.
-func (l *link) run(ctx context.Context) error {
+// run keeps the session until ctx ends. It then closes it, and the agent releases any claim that it still has.
+func (l *agentSession) run(ctx context.Context) error {
 	client := transport.NewClient(transport.ClientConfig{
 		Dial: l.dial, DialTimeout: agentDialTimeout, Links: 1, BackoffMax: time.Second,
 		OnSession: l.onSession,
 		OnState: func(s transport.State, cause error) {
-			l.change(func(st *linkState) {
+			l.change(func(st *sessionState) {
 				st.attached = s == transport.StateConnected
 				if s == transport.StateConnecting {
 					st.claimed = false
@@ -144,14 +144,14 @@ func (l *link) run(ctx context.Context) error {
 	return client.Run(ctx)
 }
 
-func (l *link) onSession(ctx context.Context, s *transport.Session) {
+func (l *agentSession) onSession(ctx context.Context, s *transport.Session) {
 	began := time.Now()
 	err := l.runConversation(ctx, s)
 	if ctx.Err() != nil {
 		return
 	}
 	l.log.Info("the conversation with the agent ended; opening another session", "err", err)
-	l.change(func(st *linkState) {
+	l.change(func(st *sessionState) {
 		st.claimed, st.err = false, err
 		if reported, ok := errors.AsType[*api.Error](err); ok && reported.Code == api.ExitIntercept {
 			st.reset = reported
@@ -164,7 +164,7 @@ func (l *link) onSession(ctx context.Context, s *transport.Session) {
 }
 
 // runConversation keeps a conversation, claims, and serves until the conversation ends. It returns its error.
-func (l *link) runConversation(ctx context.Context, s *transport.Session) error {
+func (l *agentSession) runConversation(ctx context.Context, s *transport.Session) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -184,14 +184,14 @@ func (l *link) runConversation(ctx context.Context, s *transport.Session) error 
 		l.keepClaimed(ctx, c, lost, sync.OnceFunc(func() { wg.Go(func() { l.keepRecording(ctx, s) }) }))
 	})
 	return c.follow(func(state *api.AgentState) {
-		l.change(func(st *linkState) { st.state = state })
+		l.change(func(st *sessionState) { st.state = state })
 		if ownClaim(state, l.claim.ID) == nil {
 			lost.Raise()
 		}
 	})
 }
 
-func (l *link) set(c *conversation) {
+func (l *agentSession) set(c *conversation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.conversation = c
@@ -205,9 +205,9 @@ func ownClaim(state *api.AgentState, id string) *api.Claim {
 	return api.Find(state.Claims, func(c api.Claim) bool { return c.Mine && c.ID == id })
 }
 
-// keepClaimed claims until the agent accepts, and again when the agent no longer lists the claim or the target changes. It
-// calls claimed after each claim that the agent has accepted.
-func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan struct{}, claimed func()) {
+// keepClaimed claims until the agent accepts, and again when the agent no longer lists the claim or the target changes.
+// It calls claimed after each claim that the agent has accepted.
+func (l *agentSession) keepClaimed(ctx context.Context, c *conversation, lost <-chan struct{}, claimed func()) {
 	for ctx.Err() == nil {
 		pods, changed := l.target.Get()
 		select { // reports from before the claim do not count
@@ -249,7 +249,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 }
 
 // order sends an order in the current conversation, and returns the agent's answer.
-func (l *link) order(ctx context.Context, o api.AgentOrder) (api.AgentReport, error) {
+func (l *agentSession) order(ctx context.Context, o api.AgentOrder) (api.AgentReport, error) {
 	l.mu.Lock()
 	c := l.conversation
 	l.mu.Unlock()
@@ -260,7 +260,7 @@ func (l *link) order(ctx context.Context, o api.AgentOrder) (api.AgentReport, er
 }
 
 // release releases the claim, and ends keepClaimed.
-func (l *link) release(ctx context.Context) error {
+func (l *agentSession) release(ctx context.Context) error {
 	l.mu.Lock()
 	l.leaving = true
 	l.mu.Unlock()
