@@ -25,9 +25,8 @@ var listeners = map[string][]string{
 	"internal/laptop/connection/device.go:serveDNSAt":            {"daemon: resolver", "daemon: resolver"},
 	"internal/laptop/connection/outside.go:DialEcho":             {""}, // the kernel delivers answers to its pings only
 	"internal/laptop/daemon/daemon.go:serve":                     {"daemon: its sockets"},
-	"internal/laptop/daemon/listen_unix.go:listen":               {"daemon: its sockets"},
+	"internal/laptop/daemon/listen.go:listen":                    {"daemon: its sockets"},
 	"internal/laptop/daemon/metrics.go:serveMetrics":             {"daemon: metrics"},
-	"internal/laptop/daemon/os_windows.go:listen":                {"daemon: its sockets"},
 	"internal/laptop/daemon/page.go:servePage":                   {"daemon: page"},
 	"internal/laptop/daemon/resolver.go:listenBoth":              {"daemon: resolver", "daemon: resolver"},
 	"internal/laptop/docker/sockets_linux.go:listen":             {"dev --docker: control socket"},

@@ -30,7 +30,7 @@ func connect(ctx context.Context, f *os.File, addr netip.AddrPort) (net.Conn, er
 	}
 	to := sockaddr(addr)
 	var failed error
-	err = raw.Write(func(fd uintptr) bool { // once more when the socket becomes writable: connect then returns the result
+	err = raw.Write(func(fd uintptr) bool { // again once the socket is writable, for the result
 		failed = unix.Connect(int(fd), to)
 		return !errors.Is(failed, unix.EINPROGRESS) && !errors.Is(failed, unix.EALREADY)
 	})
