@@ -1,13 +1,14 @@
 package clone
 
 import (
-	"encoding/json"
 	"maps"
 	"path"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"kubevpn/internal/api"
 )
@@ -85,14 +86,8 @@ func writtenByOthers(v corev1.Volume) string {
 	case s.HostPath != nil:
 		return "the node's " + s.HostPath.Path + " (hostPath)"
 	}
-	text, err := json.Marshal(v.VolumeSource)
+	source, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&v.VolumeSource)
 	if err != nil {
-		return "unknown"
-	}
-	var source map[string]struct {
-		ReadOnly bool `json:"readOnly"`
-	}
-	if err := json.Unmarshal(text, &source); err != nil {
 		return "unknown"
 	}
 	for _, own := range []string{"emptyDir", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "image",
@@ -100,7 +95,7 @@ func writtenByOthers(v corev1.Volume) string {
 		delete(source, own)
 	}
 	for _, kind := range slices.Sorted(maps.Keys(source)) { // there is one
-		if !source[kind].ReadOnly {
+		if readOnly, _, _ := unstructured.NestedBool(source, kind, "readOnly"); !readOnly {
 			return kind
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -41,9 +40,6 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	}
 	args := []string{"supervise"}
 	for _, pair := range c.cfg.Spec.Sync {
-		if !path.IsAbs(pair.Remote) {
-			return api.Errorf(api.ExitUsage, "--sync: %q is not an absolute path in the container", pair.Remote)
-		}
 		args = append(args, "--dir", workloads.Literal(pair.Remote))
 	}
 	if c.cfg.Spec.Restart {
