@@ -172,7 +172,7 @@ func newConnection(cfg Config) *Connection {
 
 	c := &Connection{shared: s, manager: &manager{shared: s, prepared: cfg.Prepared}, objectNames: newObjectNames()}
 	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets(), direct: newDirect(s)}
-	c.handshake = &handshake{shared: s, manager: c.manager, refused: make(chan error, 1),
+	c.handshake = &handshake{shared: s, manager: c.manager,
 		retry: func() { c.client.Retry() }}
 	c.chooser = newChooser(s, c.manager)
 	c.routes = &routes{shared: s, zone: newZone(s, c.Dial)}
@@ -229,17 +229,15 @@ func (c *Connection) SetNamespace(namespace string) {
 func (c *Connection) Run(ctx context.Context) error {
 	defer c.routes.zone.nameservers.Close()
 	defer c.prepared.Close()
-	g, gctx := errgroup.WithContext(ctx)
+	inner, refuse := context.WithCancelCause(ctx)
+	defer refuse(nil)
+	c.handshake.refuse = refuse
+	g, gctx := errgroup.WithContext(inner)
 	g.Go(func() error { return c.establish(gctx, g) })
-	g.Go(func() error {
-		select {
-		case err := <-c.handshake.refused:
-			return err
-		case <-gctx.Done():
-			return gctx.Err()
-		}
-	})
 	err := g.Wait()
+	if inner.Err() != nil {
+		err = context.Cause(inner)
+	}
 	if ctx.Err() != nil {
 		c.status.change(func(r *report) { r.shown.Status = api.StatusDisconnecting })
 		return nil

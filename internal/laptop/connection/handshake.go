@@ -59,12 +59,12 @@ func (v view) gatewayServes() bool {
 //	session begins ─▶ ClientHello ─▶ ManagerHello: lease, state ─▶ State, Names, ... ─▶ the session ends
 //	                                     │ rejected                    │
 //	                                     ▼                             ▼
-//	                                  refused                    view, names, changed
+//	                                  refuse                     view, names, changed
 type handshake struct {
 	*shared
 	manager *manager
 	avoid   []netip.Prefix // networks of other connections that overlapped a lease; used by onSession alone
-	refused chan error     // buffered 1: the manager rejects this laptop for good
+	refuse  func(error)    // ends the connection: the manager rejects this laptop for good
 	retry   func()         // tries direct again: the manager has other addresses
 }
 
@@ -74,10 +74,7 @@ func (h *handshake) onSession(ctx context.Context, ts *transport.Session) {
 	h.current.clear(ts)
 	var refused *api.Error
 	if errors.As(err, &refused) { // also if the session is over: the manager ends a session that it rejects
-		select {
-		case h.refused <- refused:
-		default:
-		}
+		h.refuse(refused)
 		return
 	}
 	if ctx.Err() != nil {

@@ -106,6 +106,8 @@ func TestDialPodReturnsTheErrorOfTheOnlyPod(t *testing.T) {
 func TestRejectionOutlivesItsSession(t *testing.T) {
 	for range 20 {
 		s := newTestConnection(t)
+		refused := make(chan error, 1)
+		s.handshake.refuse = func(err error) { refused <- err }
 		listener := transporttest.NewListener()
 		refuse := func(_ context.Context, ts *transport.Session, control *transport.Stream) {
 			json.NewDecoder(control).Decode(new(api.ClientHello))
@@ -117,7 +119,7 @@ func TestRejectionOutlivesItsSession(t *testing.T) {
 		go func() { manage(ctx, listener, refuse); done <- struct{}{} }()
 		client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, BackoffMin: time.Hour, BackoffMax: time.Hour, OnSession: s.handshake.onSession})
 		go func() { client.Run(ctx); done <- struct{}{} }()
-		if e := api.AsError(<-s.handshake.refused); e == nil || e.Message != "no" {
+		if e := api.AsError(<-refused); e == nil || e.Message != "no" {
 			t.Errorf("got %v", e)
 		}
 		cancel()
