@@ -150,12 +150,6 @@ func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept,
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "%w", err)
 	}
-	switch cfg.Spec.Mode {
-	case "", api.ModeAuto, api.ModeEphemeral, api.ModeSidecar:
-	default:
-		return nil, api.Errorf(api.ExitUsage, "unknown mode %q", cfg.Spec.Mode).
-			WithHint("use --mode with one of %s, %s, %s", api.ModeAuto, api.ModeEphemeral, api.ModeSidecar)
-	}
 	id, err := newIdentity(cfg.Key)
 	if err != nil {
 		return nil, api.AsError(err)
@@ -355,7 +349,7 @@ func (i *Intercept) interceptPods(ctx context.Context) error {
 	i.set(func() { i.othersAllowed = true })
 	if first == nil {
 		i.warn(fmt.Sprintf("no pod of %s runs; the intercept waits for one", i.cfg.Workload))
-		close(i.begun)
+		i.setBegun()
 		return nil
 	}
 	if err := i.waitForPods(ctx); err != nil {
@@ -374,9 +368,14 @@ func (i *Intercept) interceptPods(ctx context.Context) error {
 	if err := i.verifyServices(ctx); err != nil {
 		return err
 	}
-	close(i.begun)
+	i.setBegun()
 	i.log.Info("the intercept has started", "intercepted", intercepted, "pods", all)
 	return nil
+}
+
+func (i *Intercept) setBegun() {
+	i.set(func() { i.status.State = api.InterceptActive })
+	close(i.begun)
 }
 
 // unfinished is the error of a rollout that takes too long.

@@ -53,10 +53,8 @@ func (i *Intercept) Status() api.Intercept {
 		}
 	}
 	switch {
-	case s.State != api.InterceptStarting || !closed(i.begun):
-	case intercepted > 0 && i.now.cut == "":
-		s.State = api.InterceptActive
-	default:
+	case s.State != api.InterceptActive:
+	case intercepted == 0 || i.now.cut != "":
 		s.State = api.InterceptWaiting
 		if len(s.Pods) == 0 {
 			s.LastError = s.Workload + " has no pods"
@@ -64,13 +62,4 @@ func (i *Intercept) Status() api.Intercept {
 		s.LastError = cmp.Or(i.now.cut, s.LastError)
 	}
 	return s
-}
-
-func closed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }
