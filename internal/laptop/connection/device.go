@@ -23,8 +23,6 @@ const (
 	removeTimeout = 5 * time.Second
 	// tunnels limits the tunnels of one machine, for all users together.
 	tunnels = 64
-	// ownDevices is the prefix of their names.
-	ownDevices = "kubevpn"
 )
 
 // bringUp creates the device with its routes and names, and starts the netstack in g. For a proxy it only sets the
@@ -94,13 +92,13 @@ func (r *routes) firstPlan() (planned, error) {
 	return p, nil
 }
 
-// freeDevice returns the first name for a tunnel that no device of this machine has.
+// freeDevice returns the first name for a tunnel that no device of this machine has. All users share the numbers.
 func freeDevice() (string, error) {
 	if runtime.GOOS == "darwin" {
 		return "utun", nil // the kernel appends the first free number
 	}
 	for n := range tunnels {
-		if name := deviceName(n); !deviceExists(name) {
+		if name := fmt.Sprint("kubevpn", n); !deviceExists(name) {
 			return name, nil
 		}
 	}

@@ -214,13 +214,8 @@ func (d *direct) dial(ctx context.Context,
 	case err == nil && left == nil:
 		return nil, api.Errorf(api.ExitUnreachable, "the traffic manager names no address for direct connections")
 	}
-	return nil, api.Errorf(api.ExitUnreachable, "no direct connection: %w",
-		oneLine(errors.Join(left, err)))
-}
-
-// oneLine joins the lines of an error by semicolons.
-func oneLine(err error) error {
-	return errors.New(strings.Join(strings.Split(err.Error(), "\n"), "; "))
+	return nil, api.Errorf(api.ExitUnreachable, "no direct connection: %s",
+		strings.ReplaceAll(errors.Join(left, err).Error(), "\n", "; "))
 }
 
 // race dials all addresses at once and returns the first conn, or all errors. It waits for the other dials to end.

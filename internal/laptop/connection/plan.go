@@ -465,9 +465,6 @@ func sharedInner(p netip.Prefix) bool {
 	})
 }
 
-// deviceName returns the name of the machine's tunnel with that number. All users of a machine share the numbers.
-func deviceName(n int) string { return fmt.Sprintf("%s%d", ownDevices, n) }
-
 // leased checks a lease, and returns it with the IPv4 address first.
 func leased(l api.Lease) (api.Lease, error) {
 	if err := checkLease(l); err != nil {
