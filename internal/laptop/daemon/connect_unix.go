@@ -49,17 +49,9 @@ func sockaddr(addr netip.AddrPort) unix.Sockaddr {
 	if addr.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
 	}
-	return &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16(), ZoneId: zoneID(addr.Addr().Zone())}
-}
-
-// zoneID returns the index of the interface of a link-local address, or 0 if there is none.
-func zoneID(zone string) uint32 {
-	if zone == "" {
-		return 0
+	to := &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+	if ifi, err := net.InterfaceByName(addr.Addr().Zone()); err == nil { // of a link-local address, which needs a zone
+		to.ZoneId = uint32(ifi.Index)
 	}
-	ifi, err := net.InterfaceByName(zone)
-	if err != nil {
-		return 0 // connect then fails
-	}
-	return uint32(ifi.Index)
+	return to
 }

@@ -1,15 +1,14 @@
 package daemon
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -215,9 +214,7 @@ func (is *intercepts) newTask(c *connectionTask, key interceptKey, req api.Inter
 // sameSpec reports whether two specifications ask for the same.
 func sameSpec(a, b api.InterceptSpec) bool {
 	a.Mode, b.Mode = cmp.Or(a.Mode, api.ModeAuto), cmp.Or(b.Mode, api.ModeAuto)
-	left, errLeft := json.Marshal(a)
-	right, errRight := json.Marshal(b)
-	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
+	return reflect.DeepEqual(a, b)
 }
 
 // stay returns nil when ctx has ended, or the cause when an intercept or the connection has ended.
