@@ -31,7 +31,7 @@ func Serve(ctx context.Context, socket *os.File, cfg LocalConfig) error {
 		return api.Errorf(api.ExitNetwork, "cannot use the socket of the root helper: %w", err)
 	}
 	defer w.Close()
-	out := newOutbox(w)
+	out := &outbox{wire: w, queue: make(chan response, 64)}
 	if cfg.Logger == nil {
 		var handler slog.Handler = &remoteHandler{out: out}
 		if cfg.Journal != nil {
@@ -134,8 +134,6 @@ type outbox struct {
 	wire  *unixsocket.Conn
 	queue chan response
 }
-
-func newOutbox(w *unixsocket.Conn) *outbox { return &outbox{wire: w, queue: make(chan response, 64)} }
 
 func (o *outbox) put(r response) {
 	select {
