@@ -18,15 +18,12 @@ type Trusted struct {
 
 // LoadTrust returns the trusted clusters by ID. The result is empty if the file does not exist. Errors are *api.Error.
 func (p Paths) LoadTrust() (map[string]Trusted, error) {
-	text, err := os.ReadFile(p.TrustFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]Trusted{}, nil
-	}
 	all := map[string]Trusted{}
+	text, err := os.ReadFile(p.TrustFile())
 	if err == nil {
 		err = json.Unmarshal(text, &all)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, api.Errorf(api.ExitUsage, "cannot read the trusted clusters: %w", err).
 			WithHint("the file is %s; remove it, and kubevpn asks you again", p.TrustFile())
 	}
