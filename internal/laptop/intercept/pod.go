@@ -63,8 +63,8 @@ func (p phase) String() string {
 //	│                                                          │
 //	└── a backoff ◀────────────────────────────────────────────┘        ended, in any phase: a step failed, or the agent ended
 //
-// run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a session with the leader, verify
-// sends the probes, and one more waits for the end of the agent. They end together.
+// run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a session with the leader,
+// verify sends the probes, and one more waits for the end of the agent. They end together.
 type podIntercept struct {
 	i      *Intercept
 	name   string
@@ -221,7 +221,7 @@ func (c *podIntercept) add(ctx context.Context) (podAgent, error) {
 // listen sends the agent's AgentInfo to infos until the agent's container ends. The agent reports it in two places, and
 // neither can replace the other:
 //
-//	container's log   The kubelet authenticates it. It works for old agents, for sidecars, after restarts, and when another
+//	container's log   The kubelet authenticates it. It works for earlier agents, sidecars, after restarts, and when another
 //	                  agent becomes the leader. The kubelet returns it up to a second after the start.
 //	port              Only a new agent serves it, for a minute, and any container in the pod could answer. It answers as soon
 //	                  as the agent runs: with two pods in a lab, an intercept took 2.8 s instead of 3.9 s (median of 8).
@@ -453,7 +453,7 @@ func (c *podIntercept) applyLinkState(rejection *api.Error) {
 	if c.active() {
 		c.failed = nil
 	}
-	// The session claims again after a rejection. The agent reports its claims separately from its answer, possibly later.
+	// The session claims again after a rejection. The agent reports its claims separately, possibly after its answer.
 	switch {
 	case rejection != nil && rejection.Code == api.ExitLost && c.i.rollout == nil:
 		c.phase = replacing
