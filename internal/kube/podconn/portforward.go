@@ -67,8 +67,8 @@ func New(c *client.Cluster) *Dialer {
 // the container runtime has accepted the stream. If the port refuses, the first Read returns a *RefusedError.
 //
 // PortForward tries SPDY first and falls back to WebSocket, which some proxies require. The next call begins with the
-// protocol that worked. Both reach the same pods, because the WebSocket carries SPDY. Plain SPDY is faster by a fifth
-// to a half: the API server writes WebSocket frames of 4 KiB, each in a TLS record of its own.
+// protocol that worked. Both reach the same pods, because the WebSocket carries SPDY. Plain SPDY downloads up to a
+// third faster: the API server writes WebSocket frames of 4 KiB, each in a TLS record of its own.
 //
 // ctx limits only the dial. The net.Conn also has CloseWrite. Only one goroutine may call its Read at a time.
 func (d *Dialer) PortForward(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error) {
