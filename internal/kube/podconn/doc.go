@@ -3,6 +3,7 @@
 //	PortForward   a net.Conn to a port of a pod's loopback address, by pods/portforward   portforward.go
 //	                podConn: the SPDY streams of one port-forward                         spdy.go, spdy_write.go
 //	                webSocket: RFC 6455 framing, the laptop's side                        websocket.go
+//	FirstLine     the first line of a port's program, as soon as it listens               firstline.go
 //	PodProxy      a net.Conn to a port of a pod's IP address, by pods/proxy               podproxy.go
 //	upgrader      HTTP requests that become raw connections, for all of these             upgrade.go
 //

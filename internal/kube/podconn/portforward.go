@@ -72,9 +72,13 @@ func New(c *client.Cluster) *Dialer {
 //
 // ctx limits only the dial. The net.Conn also has CloseWrite. Only one goroutine may call its Read at a time.
 func (d *Dialer) PortForward(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error) {
-	return tryProtocols(ctx, d, func(ctx context.Context, how Protocol) (net.Conn, error) {
-		return d.portForward(ctx, how, namespace, pod, port)
+	conn, err := d.tryProtocols(ctx, func(ctx context.Context, how Protocol) (*podConn, error) {
+		return d.portForward(ctx, how, namespace, pod, &opener{port: port})
 	})
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
 }
 
 // Warm opens a connection to the API server that the next call of the Dialer uses, if that comes within a few seconds.
@@ -82,17 +86,14 @@ func (d *Dialer) PortForward(ctx context.Context, namespace, pod string, port ui
 func (d *Dialer) Warm(ctx context.Context) error { return d.upgrade.warmUp(ctx) }
 
 // tryProtocols calls open with the protocol that worked last, and falls back to the other one.
-func tryProtocols[T any](ctx context.Context, d *Dialer, open func(context.Context, Protocol) (T, error)) (T, error) {
-	var none T
-	first := Protocol(d.worked.Load())
-	if first == AnyProtocol {
-		first = SPDYProtocol
-	}
+func (d *Dialer) tryProtocols(ctx context.Context,
+	open func(context.Context, Protocol) (*podConn, error)) (*podConn, error) {
 	if d.forced != AnyProtocol {
 		return open(ctx, d.forced)
 	}
-	tryCtx, cancel := ctx, func() {}
-	if d.worked.Load() == int32(AnyProtocol) { // a proxy may never answer a protocol that it does not know
+	first, tryCtx, cancel := Protocol(d.worked.Load()), ctx, func() {}
+	if first == AnyProtocol { // a proxy may never answer a protocol that it does not know
+		first = SPDYProtocol
 		tryCtx, cancel = context.WithTimeout(ctx, d.timeout)
 	}
 	conn, err := open(tryCtx, first)
@@ -105,20 +106,20 @@ func tryProtocols[T any](ctx context.Context, d *Dialer, open func(context.Conte
 	if otherErr != nil {
 		d.log.Debug("port-forward failed with both protocols", "first", first, "error", err, "otherError", otherErr)
 		if first == SPDYProtocol && !silent { // this error is about the pod; the other one is about the upgrade
-			return none, err
+			return nil, err
 		}
-		return none, otherErr
+		return nil, otherErr
 	}
 	d.log.Debug("port-forward fell back", "from", first, "error", err)
 	return conn, nil
 }
 
-func (d *Dialer) portForward(ctx context.Context, how Protocol, namespace, pod string, port uint16) (net.Conn, error) {
+func (d *Dialer) portForward(ctx context.Context, how Protocol, namespace, pod string, o *opener) (*podConn, error) {
 	l, raw, err := d.forwardLink(ctx, how, namespace, pod)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := openPort(ctx, l, raw, podAddr{"port-forward", namespace + "/" + pod, port})
+	conn, err := openPort(ctx, l, raw, podAddr{"port-forward", namespace + "/" + pod, o.port}, o)
 	if err != nil {
 		raw.Close()
 		return nil, fmt.Errorf("port-forward to pod %s/%s: %w", namespace, pod, err)
@@ -166,10 +167,7 @@ func (d *Dialer) DialPod(ctx context.Context, namespace, pod string, port uint16
 
 // bufferedLink reads SPDY's small headers through a buffer.
 func bufferedLink(rw io.ReadWriter) link {
-	return rawLink{struct {
-		io.Reader
-		io.Writer
-	}{bufio.NewReaderSize(rw, readBuffer), rw}}
+	return rawLink{bufio.NewReaderSize(rw, readBuffer), rw}
 }
 
 // Try opens a port-forward to a pod by one protocol, without a stream, and closes it. It shows whether the path to the

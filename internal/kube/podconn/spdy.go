@@ -48,15 +48,10 @@ type podConn struct {
 	raw  *nonblock.Batch // the connection beneath TLS
 	peer podAddr
 
-	// Read uses these.
-	frame   spdyFrame
-	replied [4]bool // by stream: SYN_REPLY has arrived
-	refusal []byte  // the text of the error stream
-	anyData bool    // the pod has sent bytes
-	ended   [4]bool // by stream: FIN has arrived
-	readErr error   // sticky
+	frame spdyFrame // Read uses it
+	attempt
 
-	writeMu  sync.Mutex // guards link's writes, buf, finished and pingID
+	writeMu  sync.Mutex // guards link's writes, buf, finished, pingID and, with Read's goroutine, base
 	buf      []byte     // the frame that is being written, after headroom bytes
 	finished bool       // FIN was sent on the data stream
 	pingID   uint32     // of the next PING
@@ -70,6 +65,19 @@ type podConn struct {
 	pong  atomic.Pointer[[]byte] // the payload of the latest WebSocket ping; nil: none
 }
 
+// attempt is what Read knows of the streams that open has opened.
+type attempt struct {
+	base    uint32  // an opener's; added to errorStream and dataStream
+	replied [4]bool // by stream: SYN_REPLY has arrived
+	refusal []byte  // the text of the error stream
+	anyData bool    // the pod has sent bytes
+	ended   [4]bool // by stream: FIN or RST_STREAM has arrived
+	readErr error   // sticky
+}
+
+// over reports whether the peer has ended a stream. If the other one has not ended yet, its end is ignored later.
+func (a *attempt) over() bool { return a.ended[dataStream] || a.ended[errorStream] }
+
 // link carries SPDY frames: a webSocket, or the upgraded connection itself.
 type link interface {
 	io.Reader
@@ -78,7 +86,10 @@ type link interface {
 }
 
 // rawLink carries SPDY frames without a WebSocket.
-type rawLink struct{ io.ReadWriter }
+type rawLink struct {
+	io.Reader
+	io.Writer
+}
 
 func (l rawLink) writeFrame(buf []byte) error {
 	_, err := l.Write(buf[headroom:])
@@ -123,40 +134,44 @@ func (f *spdyFrame) kind() uint16   { return binary.BigEndian.Uint16(f.head[2:])
 func (f *spdyFrame) stream() uint32 { return binary.BigEndian.Uint32(f.head[:]) & 0x7fffffff }
 func (f *spdyFrame) fin() bool      { return f.head[4]&flagFIN != 0 }
 
-// openPort opens both streams on l, and returns when the container runtime has accepted them. If openPort fails, the
-// caller closes raw.
-func openPort(ctx context.Context, l link, raw *nonblock.Batch, peer podAddr) (*podConn, error) {
+// openPort returns the podConn of l after open. If openPort fails, the caller closes raw.
+func openPort(ctx context.Context, l link, raw *nonblock.Batch, peer podAddr, o *opener) (*podConn, error) {
 	c := &podConn{link: l, raw: raw, peer: peer, pingID: 1, pings: make(chan uint32, maxOwedPings)}
 	if ws, ok := l.(*webSocket); ok {
 		ws.pong = c.owePong
 	}
-	stop := context.AfterFunc(ctx, func() { raw.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	opening, err := (&portCaller{port: peer.port}).opening(errorStream, dataStream)
-	if err != nil {
+	if err := c.open(ctx, o); err != nil {
 		return nil, err
-	}
-	if err := l.writeFrame(opening); err != nil {
-		return nil, dialError(ctx, err)
-	}
-	// spdystream in the runtime blocks forever if the connection closes before both replies. The pod's first bytes may
-	// arrive between them.
-	for !(c.replied[dataStream] && c.replied[errorStream]) && !c.inData() && c.readErr == nil {
-		if err := c.advance(); err != nil {
-			return nil, dialError(ctx, err)
-		}
-	}
-	if !stop() {
-		return nil, context.Cause(ctx)
 	}
 	c.pingTimer = time.AfterFunc(time.Hour, c.ping)
 	c.pingTimer.Reset(pingPeriod) // ping itself uses pingTimer
 	return c, nil
 }
 
-func dialError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+// open opens both streams, in place of those before. It returns when the container runtime has accepted them, or has
+// ended them already: Read returns the cause.
+func (c *podConn) open(ctx context.Context, o *opener) error {
+	stop := context.AfterFunc(ctx, func() { c.raw.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	base, opening, err := o.next()
+	if err != nil {
+		return err
+	}
+	c.writeMu.Lock()
+	c.attempt = attempt{base: base}
+	c.failed.Store(nil)
+	err = c.send(opening)
+	c.unlockWrite()
+	// spdystream in the runtime blocks forever if the connection closes before both replies. The pod's first bytes may
+	// arrive between them.
+	for err == nil && !(c.replied[dataStream] && c.replied[errorStream]) && !c.inData() && c.readErr == nil {
+		err = c.advance()
+	}
+	if !stop() {
 		return context.Cause(ctx)
+	}
+	if c.over() {
+		return nil
 	}
 	return err
 }
@@ -199,17 +214,13 @@ func (c *podConn) readFailed(err error) error {
 	if err == io.EOF && c.readErr == nil && !c.ended[dataStream] { // the link ended without the stream's FIN
 		err = io.ErrUnexpectedEOF
 	}
-	c.readErr = err
-	if err != io.EOF { // after the pod's FIN, the other direction stays open
-		c.failed.CompareAndSwap(nil, &err)
-	}
-	return err
+	return c.end(err)
 }
 
 // inData reports whether the next bytes are payload of the data stream.
 func (c *podConn) inData() bool {
 	f := &c.frame
-	return f.headN == spdyHeader && !f.control() && f.stream() == dataStream && f.left > 0
+	return f.headN == spdyHeader && !f.control() && f.stream()-c.base == dataStream && f.left > 0
 }
 
 // advance reads at most one frame, up to the payload of the data stream. An error ends the stream.
@@ -238,8 +249,8 @@ func (c *podConn) advance() error {
 	if done.control() {
 		return c.handleControl(&done)
 	}
-	if done.fin() && done.stream() < uint32(len(c.ended)) {
-		return c.finish(done.stream())
+	if stream := done.stream() - c.base; done.fin() && stream < uint32(len(c.ended)) {
+		return c.finish(stream)
 	}
 	return nil
 }
@@ -254,7 +265,7 @@ func (c *podConn) consume() error {
 	switch {
 	case f.control():
 		f.noteN += copy(f.note[f.noteN:], got)
-	case f.stream() == errorStream:
+	case f.stream()-c.base == errorStream:
 		c.refusal = append(c.refusal, got[:min(n, maxRefusal-len(c.refusal))]...)
 	}
 	if n > 0 {
@@ -277,7 +288,8 @@ func (c *podConn) finish(stream uint32) error {
 }
 
 func (c *podConn) handleControl(f *spdyFrame) error {
-	stream := binary.BigEndian.Uint32(f.note[:]) & 0x7fffffff
+	id := binary.BigEndian.Uint32(f.note[:]) & 0x7fffffff
+	stream := id - c.base
 	switch spdy.ControlFrameType(f.kind()) {
 	case spdy.TypeSynReply:
 		if f.noteN < 4 {
@@ -296,17 +308,19 @@ func (c *podConn) handleControl(f *spdyFrame) error {
 			return fmt.Errorf("%w: RST_STREAM of %d bytes", errSPDY, f.noteN)
 		case stream == errorStream:
 			return c.finish(stream)
-		case stream == dataStream && len(c.refusal) > 0:
-			return c.refused()
 		case stream == dataStream:
+			c.ended[stream] = true
+			if len(c.refusal) > 0 {
+				return c.refused()
+			}
 			return c.end(&net.OpError{Op: "read", Net: c.peer.Network(), Addr: c.peer, Err: syscall.ECONNRESET})
 		}
 	case spdy.TypePing:
 		if f.noteN < 4 {
 			return fmt.Errorf("%w: PING of %d bytes", errSPDY, f.noteN)
 		}
-		if stream%2 == 0 { // the peer's; ours are odd
-			c.owePing(stream)
+		if id%2 == 0 { // the peer's; ours are odd
+			c.owePing(id)
 		}
 	case spdy.TypeGoAway:
 		return c.end(io.ErrUnexpectedEOF)
@@ -318,9 +332,13 @@ func (c *podConn) refused() error {
 	return c.end(&RefusedError{Pod: c.peer.pod, Port: c.peer.port, Message: strings.TrimSpace(string(c.refusal))})
 }
 
-// end makes every later Read return err.
+// end makes every later Read return err, and Write too, unless it is io.EOF: after the pod's FIN, the other direction
+// stays open.
 func (c *podConn) end(err error) error {
 	c.readErr = err
+	if err != io.EOF {
+		c.failed.CompareAndSwap(nil, &err)
+	}
 	return err
 }
 

@@ -49,7 +49,7 @@ func recorded(t *testing.T, wire []byte) (*podConn, *pipeConn, error) {
 	t.Helper()
 	raw := &pipeConn{r: bytes.NewReader(wire)}
 	batch := nonblock.NewBatch(raw)
-	c, err := openPort(t.Context(), bufferedLink(batch), batch, podAddr{"port-forward", "ns/web", 80})
+	c, err := openPort(t.Context(), bufferedLink(batch), batch, podAddr{"port-forward", "ns/web", 80}, &opener{port: 80})
 	if err == nil {
 		t.Cleanup(func() { c.Close() })
 	}
@@ -114,7 +114,11 @@ func TestOpeningReportsRefusals(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, _, err := recorded(t, tt.wire); !errors.Is(err, tt.err) {
+			c, _, err := recorded(t, tt.wire)
+			if err == nil && tt.err != nil {
+				_, err = c.Read(make([]byte, 1))
+			}
+			if !errors.Is(err, tt.err) {
 				t.Fatalf("%v, want %v", err, tt.err)
 			}
 		})
@@ -123,7 +127,7 @@ func TestOpeningReportsRefusals(t *testing.T) {
 
 // A spdystream server understands the opening: both streams with their headers, in one write.
 func TestOpeningIsValidSPDY(t *testing.T) {
-	opening, err := (&portCaller{port: 8080}).opening(errorStream, dataStream)
+	_, opening, err := (&opener{port: 8080}).next()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +199,7 @@ func TestIdleConnSendsPings(t *testing.T) {
 		}()
 		go server.Write(opened)
 		batch := nonblock.NewBatch(client)
-		c, err := openPort(context.Background(), bufferedLink(batch), batch, podAddr{"port-forward", "ns/web", 80})
+		c, err := openPort(context.Background(), bufferedLink(batch), batch, podAddr{"port-forward", "ns/web", 80}, &opener{port: 80})
 		if err != nil {
 			t.Fatal(err)
 		}

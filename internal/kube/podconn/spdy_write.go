@@ -1,16 +1,62 @@
 package podconn
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/moby/spdystream/spdy"
+	corev1 "k8s.io/api/core/v1"
 )
+
+// opener opens the streams of one port-forward: at first, and again after the port has refused. Attempt n has the
+// streams 4n+errorStream and 4n+dataStream.
+type opener struct {
+	port    uint16
+	tries   uint32
+	headers *spdy.Framer // writes to out; the headers of all streams share its compression context
+	out     bytes.Buffer
+}
+
+// next returns 4n for the next attempt n and, after headroom, SYN_STREAM and FIN of its error stream and SYN_STREAM of
+// its data stream.
+func (o *opener) next() (base uint32, opening []byte, err error) {
+	o.out.Reset()
+	o.out.Write(make([]byte, headroom))
+	if o.headers == nil {
+		if o.headers, err = spdy.NewFramer(&o.out, nil); err != nil {
+			return 0, nil, fmt.Errorf("compressing SPDY headers: %w", err)
+		}
+	}
+	headers := func(kind string) http.Header {
+		return http.Header{
+			corev1.StreamType:                 {kind},
+			corev1.PortHeader:                 {strconv.Itoa(int(o.port))},
+			corev1.PortForwardRequestIDHeader: {strconv.FormatUint(uint64(o.tries), 10)},
+		}
+	}
+	base = 4 * o.tries
+	errorID, dataID := spdy.StreamId(base+errorStream), spdy.StreamId(base+dataStream)
+	for _, f := range []spdy.Frame{
+		&spdy.SynStreamFrame{StreamId: errorID, Headers: headers(corev1.StreamTypeError)},
+		&spdy.DataFrame{StreamId: errorID, Flags: spdy.DataFlagFin},
+		&spdy.SynStreamFrame{StreamId: dataID, Headers: headers(corev1.StreamTypeData)},
+	} {
+		if err := o.headers.WriteFrame(f); err != nil {
+			return 0, nil, fmt.Errorf("building the SPDY opening: %w", err)
+		}
+	}
+	o.tries++
+	return base, o.out.Bytes(), nil
+}
 
 // Write sends p in DATA frames of at most maxData bytes.
 func (c *podConn) Write(p []byte) (int, error) {
@@ -61,7 +107,7 @@ func (c *podConn) Close() error {
 // the connection closes next.
 func (c *podConn) sendClose() {
 	buf := c.grow(32)
-	buf = appendControl(buf, spdy.TypeRstStream, dataStream, uint32(spdy.Cancel))
+	buf = appendControl(buf, spdy.TypeRstStream, c.base+dataStream, uint32(spdy.Cancel))
 	buf = appendControl(buf, spdy.TypeGoAway, 0, uint32(spdy.GoAwayOK))
 	if c.link.writeFrame(buf) != nil {
 		return
@@ -80,7 +126,7 @@ func (c *podConn) grow(n int) []byte {
 
 func (c *podConn) writeData(p []byte, flags byte) error {
 	buf := c.grow(spdyHeader + len(p))
-	buf = binary.BigEndian.AppendUint32(buf, dataStream)
+	buf = binary.BigEndian.AppendUint32(buf, c.base+dataStream)
 	buf = binary.BigEndian.AppendUint32(buf, uint32(flags)<<24|uint32(len(p)))
 	return c.send(append(buf, p...))
 }

@@ -144,6 +144,14 @@ func (s *webSocket) peek(n int) ([]byte, error) {
 	return b, unexpected(err)
 }
 
+// unexpected returns err, or io.ErrUnexpectedEOF in place of io.EOF.
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
 func (s *webSocket) discard(n int) error {
 	_, err := s.br.Discard(n)
 	return err
