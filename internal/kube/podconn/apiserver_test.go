@@ -158,7 +158,7 @@ func (s *fakeAPIServer) streams() httpstream.NewStreamHandler {
 	}
 }
 
-// dialer returns a Dialer for the server. It uses only that protocol, unless it is AnyProtocol.
+// dialer returns a Dialer for the server, which begins with that protocol as if it had worked.
 func (s *fakeAPIServer) dialer(t testing.TB, p Protocol) *Dialer {
 	t.Helper()
 	return dialerOf(t, s.kubeconfig(t), p)
@@ -171,7 +171,7 @@ func dialerOf(t testing.TB, kubeconfig []byte, p Protocol) *Dialer {
 		t.Fatal(err)
 	}
 	d := New(c)
-	d.forced = p
+	d.worked.Store(int32(p))
 	return d
 }
 

@@ -54,7 +54,6 @@ type Dialer struct {
 	log     *slog.Logger
 	upgrade *upgrader
 	worked  atomic.Int32  // the Protocol of the latest port-forward
-	forced  Protocol      // set by tests
 	timeout time.Duration // firstTimeout; tests shorten it
 }
 
@@ -88,9 +87,6 @@ func (d *Dialer) Warm(ctx context.Context) error { return d.upgrade.warmUp(ctx) 
 // tryProtocols calls open with the protocol that worked last, and falls back to the other one.
 func (d *Dialer) tryProtocols(ctx context.Context,
 	open func(context.Context, Protocol) (*podConn, error)) (*podConn, error) {
-	if d.forced != AnyProtocol {
-		return open(ctx, d.forced)
-	}
 	first, tryCtx, cancel := Protocol(d.worked.Load()), ctx, func() {}
 	if first == AnyProtocol { // a proxy may never answer a protocol that it does not know
 		first = SPDYProtocol
