@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -31,12 +32,12 @@ func TestNeighboursWork(t *testing.T) {
 		{"both ahead", true, true, b.protocol + 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			b.run(t, "connection", test.laptop, "^TestLaptopGreetsManagerOfAnotherBuild$",
+			b.run(t, "laptop/connection", test.laptop, "^TestLaptopGreetsManagerOfAnotherBuild$",
 				"KUBEVPN_TEST_GREETS="+managers[test.other], fmt.Sprint("KUBEVPN_TEST_PROTOCOL=", test.protocol))
 		})
 	}
-	for _, pkg := range []string{"agent", "intercept", "manager", "connection"} { // with the lines of other versions
-		t.Run(pkg+" ahead", func(t *testing.T) { b.run(t, pkg, true, "NeighbouringMinorVersion") })
+	for _, pkg := range []string{"incluster/agent", "laptop/intercept", "incluster/manager", "laptop/connection"} { // with the lines of other versions
+		t.Run(path.Base(pkg)+" ahead", func(t *testing.T) { b.run(t, pkg, true, "NeighbouringMinorVersion") })
 	}
 }
 
@@ -79,15 +80,15 @@ func newNeighbours(t *testing.T) *neighbours {
 	return b
 }
 
-// program returns the path of a package's test program.
+// program returns the path of the test program of a package below internal.
 func (b *neighbours) program(t *testing.T, pkg string, ahead bool) string {
 	t.Helper()
-	name := fmt.Sprint(pkg, "-", ahead, ".test")
-	path := filepath.Join(b.dir, name)
+	name := fmt.Sprint(path.Base(pkg), "-", ahead, ".test")
+	program := filepath.Join(b.dir, name)
 	if b.built[name] != "" {
-		return path
+		return program
 	}
-	args := []string{"test", "-c", "-o", path, "-ldflags=-s -w"} // debug information takes most of the linker's time
+	args := []string{"test", "-c", "-o", program, "-ldflags=-s -w"} // debug information takes most of the linker's time
 	if ahead {
 		args = append(args, "-overlay", b.overlay)
 	}
@@ -96,8 +97,8 @@ func (b *neighbours) program(t *testing.T, pkg string, ahead bool) string {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("building %s: %v: %s", name, err, out)
 	}
-	b.built[name] = path
-	return path
+	b.built[name] = program
+	return program
 }
 
 // run runs the tests of a package that match a pattern; at least one must.
@@ -115,7 +116,7 @@ func (b *neighbours) run(t *testing.T, pkg string, ahead bool, pattern string, e
 // internal/incluster/manager).
 func (b *neighbours) manager(t *testing.T, ahead bool) (addr string) {
 	t.Helper()
-	cmd := exec.Command(b.program(t, "manager", ahead))
+	cmd := exec.Command(b.program(t, "incluster/manager", ahead))
 	cmd.Env = append(os.Environ(), "KUBEVPN_TEST_MANAGER=1")
 	in, err := cmd.StdinPipe()
 	if err != nil {
