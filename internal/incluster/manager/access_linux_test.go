@@ -5,16 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,19 +21,24 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wire/transport"
 )
 
-// serveAt accepts TCP connections at an address of loopback, and answers with the address. It returns the port.
+// serveAt accepts TCP connections and datagrams at an address of loopback, and answers with the address. It returns the
+// port.
 func serveAt(t *testing.T, addr string) int32 {
 	t.Helper()
 	l, err := net.Listen("tcp", addr+":0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	datagrams, err := net.ListenPacket("udp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
 	var wg sync.WaitGroup
 	t.Cleanup(wg.Wait)
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() { l.Close(); datagrams.Close() })
 	wg.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -45,6 +47,15 @@ func serveAt(t *testing.T, addr string) int32 {
 			}
 			io.WriteString(c, addr)
 			c.Close()
+		}
+	})
+	wg.Go(func() {
+		for b := make([]byte, 100); ; {
+			_, from, err := datagrams.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			datagrams.WriteTo([]byte(addr), from)
 		}
 	})
 	return int32(l.Addr().(*net.TCPAddr).Port)
@@ -127,69 +138,72 @@ func TestAllowedNamespacesLimitEveryProtocol(t *testing.T) {
 				case err == nil && readAll(t, st) != "127.0.0.2":
 					t.Error("another pod has answered")
 				}
-				flow, err := r.dialer.openUDP(dst, caller{})
+				got, err := r.askDatagram(t, transport.ProtoUDP, tt.dst)
 				switch {
 				case tt.want != (err == nil) || err != nil && !errors.Is(err, syscall.EACCES):
 					t.Fatalf("UDP: got %v", err)
-				case err == nil:
-					flow.close()
+				case err == nil && got != "127.0.0.2":
+					t.Error("another pod has answered a datagram")
 				}
 			}
 			if _, ok := r.dialer.balancer.Service(dst.Addr()); ok {
 				return // ClusterIPs do not answer pings
 			}
-			if err := r.dialer.access.check(netip.AddrPortFrom(dst.Addr(), 0), netip.AddrPortFrom(dst.Addr(), 0), caller{}); tt.want != (err == nil) {
+			if err := r.dialer.policy.Check(netip.AddrPortFrom(dst.Addr(), 0), netip.AddrPortFrom(dst.Addr(), 0), nil); tt.want != (err == nil) {
 				t.Errorf("ping: got %v", err)
 			}
-			if _, err := r.dialer.openEcho(dst.Addr(), caller{}); !tt.want && !errors.Is(err, syscall.EACCES) {
+			if tt.want {
+				return // another test pings pods
+			}
+			if _, err := r.askDatagram(t, transport.ProtoEcho, netip.AddrPortFrom(dst.Addr(), 0).String()); !errors.Is(err, syscall.EACCES) {
 				t.Errorf("ping: got %v", err)
 			}
 		})
 	}
 
 	t.Run("a flow of datagrams moves only to a pod of the namespace", func(t *testing.T) {
-		flow, err := r.dialer.openUDP(netip.MustParseAddrPort("10.96.0.20:80"), caller{})
+		flow := r.openPackets(t, transport.ProtoUDP, "10.96.0.20:80")
+		expect(t, flow, "x", "127.0.0.2")
+		other, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.3:%d", web))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer flow.close()
-		replace := func(pods ...string) {
-			s := serviceOf("shop", "web", "10.96.0.20", web, pods...)[0].(*discoveryv1.EndpointSlice)
-			if _, err := kube.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
+		defer other.Close()
+		s := serviceOf("shop", "web", "10.96.0.20", web, "web=127.0.0.3")[0].(*discoveryv1.EndpointSlice)
+		if _, err := kube.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testTimeout, func() error {
+			if _, err := r.open(t, "10.96.0.20:80"); !errors.Is(err, syscall.EACCES) {
+				return fmt.Errorf("a new flow: got %v", err)
 			}
-			testenv.Eventually(t, testTimeout, func() error {
-				if !flow.pick.Stale() {
-					return errors.New("the flow has not noticed")
-				}
-				return nil
-			})
-		}
-		replace("web=127.0.0.3")
-		flow.move()
-		if got := flow.pick.Endpoint().Addr().String(); got != "127.0.0.2" {
-			t.Errorf("it goes to %s", got)
-		}
-		if _, err := r.open(t, "10.96.0.20:80"); !errors.Is(err, syscall.EACCES) {
-			t.Errorf("a new flow: got %v", err)
+			return nil
+		})
+		expect(t, flow, "x", "127.0.0.2") // the manager has noticed that the endpoint does not serve any more
+		other.SetReadDeadline(time.Now())
+		if _, _, err := other.ReadFrom(make([]byte, 1)); err == nil {
+			t.Error("a pod of another namespace has received a datagram")
 		}
 	})
 }
 
 func TestClusterDNSIsReachedFromEveryNamespace(t *testing.T) {
 	r := start(t, Config{Kube: newFakeAPI(nil, testCluster()...), AllowNamespaces: []string{"shop"}}, func(m *Manager) {
-		m.filter.dns = []netip.Addr{netip.MustParseAddr("10.96.0.53")}
+		m.filter.DNS = []netip.Addr{netip.MustParseAddr("10.96.0.53")}
 	})
 	<-r.publisher.ready
-	for dst, want := range map[string]bool{"10.96.0.53:53": true, "10.96.0.53:9153": false, "10.244.0.3:53": false} {
-		pick, err := r.dialer.pick(balancer.TCP, netip.MustParseAddrPort(dst), caller{})
-		pick.Release()
-		if want != (err == nil) {
-			t.Errorf("%s: got %v", dst, err)
-		}
-	}
 	if state := hello(t, r.laptop, helloV1).next().Hello.State; state.ProbePod.IsValid() || state.ProbeVIP.IsValid() {
 		t.Errorf("the laptop is to probe %v and %v, which it may not reach", state.ProbePod, state.ProbeVIP)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // nothing answers at the endpoint
+	defer cancel()
+	if _, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: netip.MustParseAddrPort("10.96.0.53:53")}); errors.Is(err, syscall.EACCES) {
+		t.Errorf("cluster DNS: got %v", err)
+	}
+	for _, dst := range []string{"10.96.0.53:9153", "10.244.0.3:53"} {
+		if _, err := r.open(t, dst); !errors.Is(err, syscall.EACCES) {
+			t.Errorf("%s: got %v", dst, err)
+		}
 	}
 }
 
@@ -219,97 +233,13 @@ func TestLimitRefusesTheSystemNetstack(t *testing.T) {
 		case m.Hello == nil:
 			continue
 		}
-		if m.Hello.State.GVisorOnly != r.dialer.limited() {
+		if m.Hello.State.GVisorOnly != r.limited {
 			t.Errorf("%+v: GVisorOnly is %v", tt.hello, m.Hello.State.GVisorOnly)
 		}
 		for p := range r.router.routes.Load().distinct() {
-			if p.system.Load() && r.dialer.limited() {
+			if p.system.Load() && r.limited {
 				t.Errorf("%+v: packets of the laptop may leave by a gateway", tt.hello)
 			}
 		}
-	}
-}
-
-// A proof counts for a while if the API server is away. Otherwise the manager reads each pod once a minute.
-func TestProofsOfPods(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var reads atomic.Int32
-		var down, moved atomic.Bool
-		addr := netip.MustParseAddr("10.244.0.7")
-		m := New(Config{AllowNamespaces: []string{"shop"}, Logger: slog.New(slog.DiscardHandler)})
-		a := m.dialer.access
-		a.proofs.ask = func(context.Context, podRef) (bool, error) {
-			reads.Add(1)
-			time.Sleep(time.Millisecond) // so that flows meet
-			if down.Load() {
-				return false, errors.New("connection refused")
-			}
-			return !moved.Load(), nil
-		}
-		fill(t, m, nil, []any{sliceOfPods("shop", "web", "web=10.244.0.7"), sliceOfPods("pay", "db", "db=10.244.0.8")})
-		has := func(want bool, wantReads int32) {
-			t.Helper()
-			reads.Store(0)
-			var wg sync.WaitGroup
-			for range 20 {
-				wg.Go(func() {
-					if _, has := a.pod(addr); has != want {
-						t.Errorf("the address has a pod: %v", !want)
-					}
-				})
-			}
-			wg.Wait()
-			if n := reads.Load(); n != wantReads {
-				t.Errorf("%d reads, want %d", n, wantReads)
-			}
-		}
-		has(true, 1)
-		time.Sleep(yesTime - time.Second)
-		has(true, 0)
-		time.Sleep(2 * time.Second)
-		has(true, 1)
-		down.Store(true)
-		time.Sleep(yesTime + time.Second)
-		has(true, 1)
-		has(true, 0)
-		time.Sleep(yesKept - yesTime)
-		has(false, 1)
-		down.Store(false)
-		time.Sleep(noTime + time.Second)
-		has(true, 1)
-		moved.Store(true)
-		time.Sleep(yesTime + time.Second)
-		has(false, 1)
-		if _, has := a.pod(netip.MustParseAddr("10.244.0.8")); has {
-			t.Error("a pod of another namespace counts")
-		}
-	})
-}
-
-// Whoever may write EndpointSlices cannot make a flow read many pods, nor fill the manager's memory.
-func TestProofsAreBounded(t *testing.T) {
-	m := New(Config{AllowNamespaces: []string{"shop"}, Logger: slog.New(slog.DiscardHandler)})
-	a := m.dialer.access
-	reads := 0
-	a.proofs.ask = func(context.Context, podRef) (bool, error) { reads++; return false, nil }
-	var pods []string
-	for i := range 100 {
-		pods = append(pods, fmt.Sprintf("p%d=10.244.0.7", i))
-	}
-	fill(t, m, nil, []any{sliceOfPods("shop", "web", pods...)})
-	if _, has := a.pod(netip.MustParseAddr("10.244.0.7")); has || reads != maxClaims {
-		t.Errorf("%d reads", reads)
-	}
-	for i := range 2 * maxAnswers {
-		a.proofs.record(podRef{name: fmt.Sprint(i)}, true, nil, time.Now())
-	}
-	if n := len(a.proofs.kept); n > maxAnswers {
-		t.Errorf("%d proofs", n)
-	}
-	fill(t, m, nil, nil)
-	m.publisher.cluster.table(scope{resource: endpointSlices}).clear()
-	m.publisher.apply()
-	if len(a.claims)+len(a.addrs) != 0 {
-		t.Errorf("%d claims remain of deleted EndpointSlices", len(a.claims))
 	}
 }

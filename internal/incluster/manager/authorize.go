@@ -18,22 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/pkg/wire/transport"
 )
 
 // identifyTime limits the laptop's answer to a Challenge. Its credential plugin may be slow.
 const identifyTime = time.Minute
-
-// user is a laptop's user, as the API server knows it.
-type user struct {
-	name       string
-	mayForward *answers[podRef] // ports of the pod
-}
-
-// mayForward reports whether the laptop's user may forward ports of the pod. It may wait for the API server.
-func (c caller) mayForward(pod podRef) bool {
-	return c.user != nil && c.user.mayForward.get(podRef{namespace: pod.namespace, name: pod.name})
-}
 
 // authenticate finds out who uses the laptop (api.Challenge). An *api.Error ends the session for good.
 //
@@ -44,7 +34,7 @@ func (c caller) mayForward(pod podRef) bool {
 //	  │                                     │◀── get CertificateSigningRequest ─│
 //
 // A session without an identity (ClientHello.Client) learns the state and reaches nothing, so it has no user.
-func (s *session) authenticate(ctx context.Context, laptop *transport.Stream, hello *api.ClientHello) (who *user,
+func (s *session) authenticate(ctx context.Context, laptop *transport.Stream, hello *api.ClientHello) (who *access.User,
 	err error) {
 	if !s.manager.cfg.Authorize || hello.Client == "" {
 		return nil, nil
@@ -82,7 +72,7 @@ func (s *session) authenticate(ctx context.Context, laptop *transport.Stream, he
 		return nil, api.Errorf(api.ExitPermission, "the CertificateSigningRequest %s does not identify you: %w",
 			csr.Name, err)
 	}
-	return s.manager.newUser(&csr.Spec), laptop.SetReadDeadline(time.Time{})
+	return access.NewUser(csr.Spec.Username, s.manager.mayForward(&csr.Spec), s.log), laptop.SetReadDeadline(time.Time{})
 }
 
 // identifies returns an error unless the request answers the manager's challenge.
@@ -104,17 +94,19 @@ func identifies(csr *certificatesv1.CertificateSigningRequest, nonce, namespace 
 	return nil
 }
 
-// newUser returns the user that the API server wrote into a CertificateSigningRequest.
-func (m *Manager) newUser(csr *certificatesv1.CertificateSigningRequestSpec) *user {
+// mayForward returns a function that asks whether the user whom the API server wrote into a CertificateSigningRequest
+// may forward ports of a pod.
+func (m *Manager) mayForward(csr *certificatesv1.CertificateSigningRequestSpec) func(context.Context,
+	access.PodRef) (bool, error) {
 	extra := make(map[string]authorizationv1.ExtraValue, len(csr.Extra))
 	for key, values := range csr.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
-	ask := func(ctx context.Context, pod podRef) (bool, error) {
+	return func(ctx context.Context, pod access.PodRef) (bool, error) {
 		spec := authorizationv1.SubjectAccessReviewSpec{
 			User: csr.Username, UID: csr.UID, Groups: csr.Groups, Extra: extra,
-			ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: pod.namespace, Verb: "create",
-				Version: "v1", Resource: "pods", Subresource: "portforward", Name: pod.name},
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: pod.Namespace, Verb: "create",
+				Version: "v1", Resource: "pods", Subresource: "portforward", Name: pod.Name},
 		}
 		review, err := m.cfg.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx,
 			&authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
@@ -127,5 +119,4 @@ func (m *Manager) newUser(csr *certificatesv1.CertificateSigningRequestSpec) *us
 		}
 		return review.Status.Allowed, nil
 	}
-	return &user{csr.Username, newAnswers(ask, m.log)}
 }

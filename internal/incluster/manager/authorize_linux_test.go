@@ -21,6 +21,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/access"
 )
 
 // reviews answers SubjectAccessReviews: developers may forward ports of pods in shop.
@@ -190,30 +191,19 @@ func TestUnknownUsersReachNothing(t *testing.T) {
 	}
 }
 
-// An authorizer that does not answer, such as a webhook, is no denial: an earlier answer counts.
-func TestUncertainReviewsKeepTheLastAnswer(t *testing.T) {
+// An authorizer that does not answer, such as a webhook, is no denial.
+func TestUncertainReviewIsAnError(t *testing.T) {
 	var r reviews
 	m, _ := authorizing(t, &r, Config{})
-	spec := requestOf(t, "r", "n", "kubevpn").Spec
-	by, other := caller{user: m.newUser(&spec)}, caller{user: m.newUser(&spec)}
-	pod := podRef{namespace: "shop", name: "web"}
-	if !by.mayForward(pod) {
-		t.Fatal("denied")
+	ask := m.mayForward(&requestOf(t, "r", "n", "kubevpn").Spec)
+	pod := access.PodRef{Namespace: "shop", Name: "web"}
+	if yes, err := ask(t.Context(), pod); err != nil || !yes {
+		t.Fatalf("got %v, %v", yes, err)
 	}
 	r.mu.Lock()
 	r.fails = "webhook: connection refused"
 	r.mu.Unlock()
-	answers := by.user.mayForward
-	answers.mu.Lock()
-	for key, a := range answers.kept {
-		a.until = a.at
-		answers.kept[key] = a
-	}
-	answers.mu.Unlock()
-	if !by.mayForward(pod) {
-		t.Error("the last answer does not count")
-	}
-	if other.mayForward(pod) {
-		t.Error("allowed without any answer")
+	if yes, err := ask(t.Context(), pod); err == nil || yes {
+		t.Errorf("without an answer: got %v, %v", yes, err)
 	}
 }

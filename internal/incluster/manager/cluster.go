@@ -11,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/wakeup"
@@ -42,9 +43,9 @@ type cluster struct {
 	nodeName   string
 	needsCIDRs bool // networks has changed
 
-	disproved      map[podRef]time.Time // pods that did not have the address, and when they were read
-	firstRoundDone bool                 // laptops no longer wait for the podReader
-	needsHosts     bool                 // the result of hostAddrs has changed
+	disproved      map[access.PodRef]time.Time // pods that did not have the address, and when they were read
+	firstRoundDone bool                        // laptops no longer wait for the podReader
+	needsHosts     bool                        // the result of hostAddrs has changed
 }
 
 // newCluster returns the cluster of a manager that watches these namespaces. None stands for all.
@@ -67,7 +68,7 @@ func newCluster(nodeName string, namespaces ...string) *cluster {
 		dirty:      make(map[balancer.Name]struct{}),
 		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks),
 			verified: make(map[netip.Prefix]struct{})},
-		disproved: make(map[podRef]time.Time),
+		disproved: make(map[access.PodRef]time.Time),
 		nodeName:  nodeName,
 	}
 }
@@ -193,14 +194,14 @@ func (c *cluster) isOnHost(s *slice) bool {
 // Services are not known, since a pod on the host network could then not be told from its node. In namespaces that the
 // manager does not watch, such a pod counts as its node. hostAddrs skips the endpoints of Service kubernetes, which
 // laptops reach by its ClusterIP. Call with mu held.
-func (c *cluster) hostAddrs() *hostAddrs {
+func (c *cluster) hostAddrs() *access.Hosts {
 	if !c.knows(endpointSlices) {
 		return nil
 	}
-	h := &hostAddrs{addrs: maps.Clone(c.networks.nodes), endpoints: make(map[netip.AddrPort]struct{})}
+	h := &access.Hosts{Addrs: maps.Clone(c.networks.nodes), Endpoints: make(map[netip.AddrPort]struct{})}
 	for _, s := range c.slices[apiServer] {
 		for _, e := range s.endpoints {
-			h.addrs[e.addr] = struct{}{}
+			h.Addrs[e.addr] = struct{}{}
 		}
 	}
 	for name, of := range c.slices {
@@ -208,21 +209,21 @@ func (c *cluster) hostAddrs() *hostAddrs {
 			continue
 		}
 		for _, s := range of {
-			h.add(s)
+			s.addHosts(h)
 		}
 	}
 	return h
 }
 
-// add adds the endpoints of s at these addresses.
-func (h *hostAddrs) add(s *slice) {
+// addHosts adds the endpoints of s at the addresses of h.
+func (s *slice) addHosts(h *access.Hosts) {
 	for _, e := range s.endpoints {
-		if _, ok := h.addrs[e.addr]; !ok {
+		if _, ok := h.Addrs[e.addr]; !ok {
 			continue
 		}
-		h.endpoints[netip.AddrPortFrom(e.addr, 0)] = struct{}{}
+		h.Endpoints[netip.AddrPortFrom(e.addr, 0)] = struct{}{}
 		for _, p := range s.ports {
-			h.endpoints[netip.AddrPortFrom(e.addr, p.port)] = struct{}{}
+			h.Endpoints[netip.AddrPortFrom(e.addr, p.port)] = struct{}{}
 		}
 	}
 }

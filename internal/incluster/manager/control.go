@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wire/transport"
 )
@@ -53,8 +54,10 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		s.refuse(laptop, api.Errorf(api.ExitUsage, "%w", err))
 		return nil
 	}
-	if refusal := s.manager.dialer.refuse(&hello); refusal != nil {
-		s.refuse(laptop, refusal)
+	// kube-proxy picks the endpoints of a system netstack's packets, so the manager could not limit them.
+	if s.manager.limited && hello.Netstack == api.NetstackSystem && !hello.MayUseGVisor {
+		s.refuse(laptop, api.Errorf(api.ExitNetstack, "%w, which needs `--netstack gvisor`", access.ErrNotAllowed).
+			WithHint("use `kubevpn connect --netstack gvisor`"))
 		return nil
 	}
 	var refusal *api.Error

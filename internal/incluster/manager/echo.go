@@ -24,7 +24,7 @@ func (d *dialer) openEcho(dst netip.Addr, by caller) (datagrams, error) {
 		return nil, fmt.Errorf("%v is a ClusterIP, which does not answer pings: %w", dst, syscall.ETIMEDOUT)
 	}
 	to := netip.AddrPortFrom(dst, 0)
-	if err := errors.Join(d.check(to), d.checkHost(to, by.extra), d.access.check(to, to, by)); err != nil {
+	if err := errors.Join(d.check(to), d.checkHost(to, by.extra), d.policy.Check(to, to, by.user)); err != nil {
 		return nil, err
 	}
 	return openPinger(dst)

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/pkg/wire/transport"
 )
 
 // sliceOf is an EndpointSlice of one Service, whose endpoints all have the port.
@@ -54,7 +56,7 @@ func fill(t *testing.T, m *Manager, nodeList, sliceList []any) {
 func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
 	may := func(dst string, extra ...netip.Prefix) bool {
-		return m.filter.allowsDirect(netip.MustParseAddrPort(dst), extra)
+		return m.filter.AllowsDirect(netip.MustParseAddrPort(dst), extra)
 	}
 	if !may("192.168.0.1:22") {
 		t.Error("the filter refuses an address before the first sync")
@@ -144,20 +146,20 @@ func TestNodesAreNotDialledIfSomeNamespacesAreWatched(t *testing.T) {
 		t.Error("the filter refuses nodes, although no endpoint is known")
 	}
 	replace(scope{endpointSlices, "shop"}, sliceOf("shop", "exporter", 9100, "192.168.0.1"))
-	f := filter{}
-	f.hosts.Store(c.hostAddrs())
+	f := access.Filter{}
+	f.Hosts.Store(c.hostAddrs())
 	for dst, want := range map[string]bool{"192.168.0.1:9100": true, "192.168.0.1:22": false} {
-		if got := f.allowsDirect(netip.MustParseAddrPort(dst), nil); got != want {
+		if got := f.AllowsDirect(netip.MustParseAddrPort(dst), nil); got != want {
 			t.Errorf("%s: %v, want %v", dst, got, want)
 		}
 	}
 	// A list of one namespace leaves the objects of the others.
 	replace(scope{endpointSlices, "tools"})
-	if _, ok := c.hostAddrs().endpoints[netip.MustParseAddrPort("192.168.0.1:9100")]; !ok {
+	if _, ok := c.hostAddrs().Endpoints[netip.MustParseAddrPort("192.168.0.1:9100")]; !ok {
 		t.Error("the list of namespace tools removed an endpoint in shop")
 	}
 	c.table(scope{endpointSlices, "shop"}).clear()
-	if n := len(c.hostAddrs().endpoints); n != 0 {
+	if n := len(c.hostAddrs().Endpoints); n != 0 {
 		t.Errorf("%d endpoints remain of a namespace that the manager may no longer watch", n)
 	}
 }
@@ -179,10 +181,10 @@ func TestNoProtocolReachesNodes(t *testing.T) {
 	if _, err := r.open(t, server); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("TCP: got %v", err)
 	}
-	if _, err := r.dialer.openUDP(at, caller{}); !errors.Is(err, syscall.EACCES) {
+	if _, err := r.askDatagram(t, transport.ProtoUDP, server); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("UDP: got %v", err)
 	}
-	if _, err := r.dialer.openEcho(at.Addr(), caller{}); !errors.Is(err, syscall.EACCES) {
+	if _, err := r.askDatagram(t, transport.ProtoEcho, netip.AddrPortFrom(at.Addr(), 0).String()); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("ping: got %v", err)
 	}
 	r.vip(server)
@@ -256,7 +258,7 @@ func TestAdminsNetworksApplyAboveTheLaptops(t *testing.T) {
 	} {
 		t.Run(tt.about, func(t *testing.T) {
 			m := New(Config{Logger: slog.New(slog.DiscardHandler), AllowCIDRs: tt.allow, DenyCIDRs: tt.deny})
-			m.filter.dns = []netip.Addr{netip.MustParseAddr("10.96.0.10")}
+			m.filter.DNS = []netip.Addr{netip.MustParseAddr("10.96.0.10")}
 			fill(t, m, []any{nodeAt("a", "192.168.0.1")}, []any{sliceOf("default", "web", 8080, "10.244.0.7")})
 			dst := netip.MustParseAddrPort(tt.dst)
 			if got := m.router.allows(dst, tt.extra); got != tt.want {

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/internal/process/footprint"
 	"kubevpn/internal/process/metrics"
 	"kubevpn/pkg/datapath/balancer"
@@ -46,18 +47,18 @@ type Config struct {
 	// Metrics is the address for GET /metrics: ":10803"; empty: none.
 	Metrics string
 
-	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
+	Kube kubernetes.Interface // nil: no API access; VIPs are dialed as they are
 	// WatchNamespaces are the namespaces whose Services and EndpointSlices the manager watches. Empty: all.
 	WatchNamespaces []string
-	// AllowCIDRs and DenyCIDRs limit what the manager dials for laptops: see filter. No AllowCIDRs: everything.
+	// AllowCIDRs and DenyCIDRs limit what the manager dials for laptops: see access.Filter. No AllowCIDRs: everything.
 	AllowCIDRs, DenyCIDRs []netip.Prefix
-	// AllowNamespaces are those whose Services and pods laptops may reach: see access. Empty: all.
+	// AllowNamespaces are those whose Services and pods laptops may reach: see access.Policy. Empty: all.
 	AllowNamespaces []string
 	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
 	// may be zero.
 	APIServer netip.AddrPort
 
-	// Authorize: laptops reach only pods of which their user may forward ports: see access. It needs Kube.
+	// Authorize: laptops reach only pods of which their user may forward ports: see access.Policy. It needs Kube.
 	Authorize                    bool
 	PodName, Namespace, NodeName string
 	PodIPs                       []netip.Addr
@@ -75,7 +76,8 @@ type Manager struct {
 	pods      *podReader
 	notices   *wakeup.Value[*notice] // see publisher
 	dialer    *dialer
-	filter    *filter
+	filter    *access.Filter
+	limited   bool // an admin limits what laptops reach
 	router    *router
 	budget    *transport.Budget              // of all sessions
 	gateways  net.Listener                   // nil: no gateway can connect
@@ -92,19 +94,20 @@ func New(cfg Config) *Manager {
 		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
 		pods:    newPodReader(cfg.Kube, c, cfg.Logger),
 		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
-		filter:  &filter{pod: cfg.PodIPs, allow: cfg.AllowCIDRs, deny: cfg.DenyCIDRs},
+		filter:  &access.Filter{Pod: cfg.PodIPs, Allow: cfg.AllowCIDRs, Deny: cfg.DenyCIDRs},
 		budget:  transport.NewBudget(maxStreams, maxBuffered),
 		routes:  podRoutes,
 	}
-	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
-	m.dialer.access = newAccess(m)
-	m.dialer.limitedNetworks = len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
-	m.router = newRouter(m.filter.allowsDirect, c.changed.Raise, m.log)
+	m.dialer.check, m.dialer.checkHost = m.filter.Check, m.filter.CheckHost
+	m.dialer.policy = access.New(access.Config{Namespaces: cfg.AllowNamespaces, Authorize: cfg.Authorize, Filter: m.filter,
+		Service: m.dialer.balancer.Service, HasAddress: m.pods.read, Logger: m.log})
+	m.limited = m.dialer.policy != nil || len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
+	m.router = newRouter(m.filter.AllowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
 		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, watcher: m.watcher,
-		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter, access: m.dialer.access,
-		gvisorOnly: m.dialer.limited(),
+		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter, policy: m.dialer.policy,
+		gvisorOnly: m.limited,
 		ready:      make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
 	}
 	m.dialer.inRange = m.inServiceRange
@@ -118,7 +121,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		m.publisher.dns, m.filter.dns = dns, dns.servers
+		m.publisher.dns, m.filter.DNS = dns, dns.servers
 	}
 	m.publisher.noEcho = !mayPing()
 	var network net.ListenConfig
@@ -143,7 +146,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		m.publisher.self.port = m.proxy.tickets.port
 	}
-	if m.cfg.GatewaySocket != "" && !m.dialer.limited() { // see dialer.refuse
+	if m.cfg.GatewaySocket != "" && !m.limited { // see acceptControl
 		if m.gateways, err = listenGateways(ctx, m.cfg.GatewaySocket); err != nil {
 			return fmt.Errorf("listening for a gateway: %w", err)
 		}
@@ -224,7 +227,8 @@ func (m *Manager) around() []netip.Prefix {
 // inServiceRange reports whether addr looks like a ClusterIP.
 func (m *Manager) inServiceRange(addr netip.Addr) bool {
 	now := m.notices.Load()
-	return now.state.ResolvesVIPs && contain(now.state.ServiceCIDRs, addr)
+	return now.state.ResolvesVIPs &&
+		slices.ContainsFunc(now.state.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // unmap converts an IPv4-mapped IPv6 address to IPv4, so that comparisons work.

@@ -140,7 +140,7 @@ func (l fromLaptop) Flush()                      { l.w.Flush() }
 
 // admit assigns a lease to the session. around are the cluster's networks, which the lease must avoid.
 func (s *session) admit(ctx context.Context, hello *api.ClientHello, around []netip.Prefix) api.Lease {
-	s.peer.system.Store(hello.Netstack == api.NetstackSystem && s.manager.dialer.access == nil)
+	s.peer.system.Store(hello.Netstack == api.NetstackSystem && !s.manager.limited)
 	w := leaseRequest{client: hello.Client, keep: hello.Lease, extra: hello.ExtraCIDRs,
 		avoid: append(slices.Clone(hello.Avoid), around...)}
 	lease, begins := s.manager.router.admit(s.peer, w, func() *packetlink.Sender {

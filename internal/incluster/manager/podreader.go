@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -18,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
+	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/wakeup"
 )
@@ -30,12 +33,6 @@ const (
 	readFirst    = 2 * time.Second  // the first laptop's wait for the blocks
 	disprovedFor = 5 * time.Minute  // until the next read of a pod that did not have the address
 )
-
-// podRef is the claim of an EndpointSlice that a pod has an address.
-type podRef struct {
-	addr            netip.Addr
-	namespace, name string
-}
 
 // podReader verifies which blocks of addresses belong to pods. Anyone with write access to EndpointSlices in one
 // namespace can claim any address for a pod. The status of a pod, which the kubelet writes, proves it.
@@ -94,9 +91,9 @@ func (r *podReader) run(ctx context.Context) error {
 }
 
 // readAll reads the pods and records the results. The error is Forbidden if the manager may not read pods.
-func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
+func (r *podReader) readAll(ctx context.Context, refs []access.PodRef) error {
 	var mu sync.Mutex
-	results := make(map[podRef]bool)
+	results := make(map[access.PodRef]bool)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(readAtOnce)
 	for _, ref := range refs {
@@ -114,8 +111,8 @@ func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
 	err := g.Wait()
 	for ref, has := range results {
 		if !has {
-			r.log.Warn("an EndpointSlice shows an address that its pod does not have", "address", ref.addr, "namespace",
-				ref.namespace, "pod", ref.name)
+			r.log.Warn("an EndpointSlice shows an address that its pod does not have", "address", ref.Addr, "namespace",
+				ref.Namespace, "pod", ref.Name)
 			break // one log line is enough
 		}
 	}
@@ -125,66 +122,76 @@ func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
 
 // read reports whether a pod has an address of its own. The status of a pod that has ended keeps addresses that other
 // pods may have by now.
-func (r *podReader) read(ctx context.Context, ref podRef) (bool, error) {
-	if len(validation.IsDNS1123Subdomain(ref.name)) > 0 {
+func (r *podReader) read(ctx context.Context, ref access.PodRef) (bool, error) {
+	if len(validation.IsDNS1123Subdomain(ref.Name)) > 0 {
 		return false, nil // no pod has such a name, and it would become a part of the request's path
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	pod, err := r.kube.CoreV1().Pods(ref.namespace).Get(ctx, ref.name, metav1.GetOptions{})
+	pod, err := r.kube.CoreV1().Pods(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("reading pod %s/%s: %w", ref.namespace, ref.name, err)
+		return false, fmt.Errorf("reading pod %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	return !ended && !pod.Spec.HostNetwork && slices.ContainsFunc(pod.Status.PodIPs, func(ip corev1.PodIP) bool {
 		addr, err := netip.ParseAddr(ip.IP)
-		return err == nil && addr.Unmap() == ref.addr
+		return err == nil && addr.Unmap() == ref.Addr
 	}), nil
 }
 
 // unread returns pods to read, at most one of each block that is neither stated nor verified.
-func (c *cluster) unread(now time.Time) []podRef {
+func (c *cluster) unread(now time.Time) []access.PodRef {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := &c.networks
 	maps.DeleteFunc(n.verified, func(block netip.Prefix, _ struct{}) bool { return n.pods[block] == nil })
-	maps.DeleteFunc(c.disproved, func(_ podRef, at time.Time) bool { return now.Sub(at) >= disprovedFor })
+	maps.DeleteFunc(c.disproved, func(_ access.PodRef, at time.Time) bool { return now.Sub(at) >= disprovedFor })
 	failures := map[string]int{} // by namespace
 	for ref := range c.disproved {
-		failures[ref.namespace]++
+		failures[ref.Namespace]++
 	}
-	order := func(a, b podRef) int {
-		return cmp.Or(failures[a.namespace]-failures[b.namespace], a.addr.Compare(b.addr),
-			cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	order := func(a, b access.PodRef) int {
+		return cmp.Or(failures[a.Namespace]-failures[b.Namespace], a.Addr.Compare(b.Addr),
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	}
 	wanted := n.unverified()
 	if len(wanted) == 0 {
 		return nil
 	}
-	first := map[netip.Prefix]podRef{}
-	for service, of := range c.slices {
-		for _, s := range of {
-			for i := range s.endpoints {
-				e := &s.endpoints[i]
-				ref := podRef{e.addr, service.Namespace, e.pod}
-				block := routable.PodBlock(e.addr)
-				if _, ok := wanted[block]; !ok || e.pod == "" {
-					continue
-				}
-				if _, ok := c.disproved[ref]; ok {
-					continue
-				}
-				if before, ok := first[block]; !ok || order(ref, before) < 0 {
-					first[block] = ref
-				}
+	first := map[netip.Prefix]access.PodRef{}
+	for service := range c.slices {
+		for ref := range c.claims(service) {
+			block := routable.PodBlock(ref.Addr)
+			if _, ok := wanted[block]; !ok {
+				continue
+			}
+			if _, ok := c.disproved[ref]; ok {
+				continue
+			}
+			if before, ok := first[block]; !ok || order(ref, before) < 0 {
+				first[block] = ref
 			}
 		}
 	}
 	refs := slices.SortedFunc(maps.Values(first), order)
 	return refs[:min(len(refs), readBatch)]
+}
+
+// claims returns the pods that the EndpointSlices of a Service name. Call with mu held.
+func (c *cluster) claims(service balancer.Name) iter.Seq[access.PodRef] {
+	return func(yield func(access.PodRef) bool) {
+		for _, s := range c.slices[service] {
+			for i := range s.endpoints {
+				e := &s.endpoints[i]
+				if e.pod != "" && !yield(access.PodRef{Addr: e.addr, Namespace: service.Namespace, Name: e.pod}) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // unverified returns the blocks of pods that may be routed and are neither stated nor verified.
@@ -200,12 +207,12 @@ func (n *networks) unverified() map[netip.Prefix]struct{} {
 }
 
 // recordRead records which pods have the address that an EndpointSlice claims.
-func (c *cluster) recordRead(results map[podRef]bool, now time.Time, forbidden bool) {
+func (c *cluster) recordRead(results map[access.PodRef]bool, now time.Time, forbidden bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for ref, has := range results {
 		if has {
-			c.networks.verified[routable.PodBlock(ref.addr)] = struct{}{}
+			c.networks.verified[routable.PodBlock(ref.Addr)] = struct{}{}
 		} else {
 			c.disproved[ref] = now
 		}

@@ -20,6 +20,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/pkg/datapath/balancer"
 )
 
@@ -231,9 +232,9 @@ func FuzzEndpointSlice(f *testing.F) {
 		c := newCluster("")
 		c.synced[scope{resource: nodes}] = true
 		c.setSlice(balancer.Name{Namespace: "shop", Name: "web"}, convertSlice(s))
-		results := map[podRef]bool{}
+		results := map[access.PodRef]bool{}
 		for _, ref := range c.unread(time.Now()) {
-			if ref.namespace != "shop" || ref.name == "" || !ref.addr.IsValid() || ref.addr.Zone() != "" {
+			if ref.Namespace != "shop" || ref.Name == "" || !ref.Addr.IsValid() || ref.Addr.Zone() != "" {
 				t.Errorf("the podReader would read %+v", ref)
 			}
 			results[ref] = believe

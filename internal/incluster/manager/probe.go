@@ -8,17 +8,16 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/pkg/datapath/balancer"
 )
 
-const dnsPort = 53
-
 // probes chooses the addresses with which a laptop checks that the tunnel works: a ClusterIP and a pod that should
 // accept a TCP connection. It prefers cluster DNS, which every cluster has and which a connection does not disturb. The
-// choice depends only on the cluster's state. With access there is none: laptops check cluster DNS. Call with the
+// choice depends only on the cluster's state. With a policy there is none: laptops check cluster DNS. Call with the
 // cluster's mutex held.
 func (p *publisher) probes(state *api.ManagerState) {
-	if p.access != nil {
+	if p.policy != nil {
 		return
 	}
 	// The pod's environment names this Service, even if the manager may not watch Services.
@@ -62,7 +61,7 @@ func (p *publisher) probeVIP(name balancer.Name) (netip.AddrPort, bool) {
 	}
 	for _, isDNS := range []bool{true, false} {
 		for _, port := range s.ports {
-			if port.protocol != balancer.TCP || (port.port == dnsPort) != isDNS {
+			if port.protocol != balancer.TCP || (port.port == access.DNSPort) != isDNS {
 				continue
 			}
 			vip := netip.AddrPortFrom(s.clusterIPs[0], port.port)
@@ -84,7 +83,7 @@ func (p *publisher) isPod(addr netip.Addr) bool { return p.podSet != nil && p.po
 func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 	for _, s := range p.cluster.slices[name] {
 		at := slices.IndexFunc(s.ports, func(port servicePort) bool {
-			return port.protocol == balancer.TCP && port.port == dnsPort
+			return port.protocol == balancer.TCP && port.port == access.DNSPort
 		})
 		if at < 0 {
 			at = slices.IndexFunc(s.ports, func(port servicePort) bool { return port.protocol == balancer.TCP })
@@ -96,7 +95,7 @@ func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 			e := &s.endpoints[i]
 			if _, onHost := p.cluster.networks.nodes[e.addr]; e.pod == "" || !e.ready || onHost ||
 				slices.Contains(p.self.addrs, e.addr) || !p.isPod(e.addr) ||
-				!p.filter.allows(netip.AddrPortFrom(e.addr, s.ports[at].port)) {
+				!p.filter.Allows(netip.AddrPortFrom(e.addr, s.ports[at].port)) {
 				continue
 			}
 			if pod := netip.AddrPortFrom(e.addr, s.ports[at].port); !lowest.IsValid() || pod.Compare(lowest) < 0 {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/wakeup"
@@ -28,10 +29,10 @@ type publisher struct {
 	balancer *balancer.Balancer
 	notices  *wakeup.Value[*notice] // the latest, for all control streams; a slow reader skips some and blocks nobody
 	watcher  *watcher
-	pods     *podReader // looks for new blocks of pods
-	router   *router    // knows the inner networks and the gateway
-	filter   *filter    // receives the addresses of nodes and the API server
-	access   *access    // receives the claims of EndpointSlices
+	pods     *podReader     // looks for new blocks of pods
+	router   *router        // knows the inner networks and the gateway
+	filter   *access.Filter // receives the addresses of nodes and the API server
+	policy   *access.Policy // receives the claims of EndpointSlices
 	// gvisorOnly: there is no gateway, because an admin limits what laptops reach.
 	gvisorOnly bool
 	dns        dnsConfig
@@ -153,8 +154,8 @@ func (p *publisher) apply() {
 	var remove []balancer.Name
 	for name := range dirty {
 		s := c.services[name]
-		p.access.set(name, c.slices[name])
-		if s != nil && p.access.allows(name.Namespace) {
+		p.policy.SetClaims(name, c.claims(name))
+		if s != nil && p.policy.AllowsNamespace(name.Namespace) {
 			p.setName(name, true, hashRecords(p.seed, s, c.slices[name]))
 		} else {
 			p.setName(name, false, 0)
@@ -210,12 +211,7 @@ func (p *publisher) post() {
 	if watched := p.cluster.namespaces; watched[0] != metav1.NamespaceAll {
 		n.state.Namespaces = watched
 	}
-	if p.access != nil {
-		n.state.Limited, n.state.Authorized = true, p.access.authorize
-		if len(p.access.allowed) > 0 {
-			n.state.Namespaces = p.access.allowed
-		}
-	}
+	p.policy.Describe(&n.state)
 	if p.noEcho {
 		n.state.Missing = append(n.state.Missing, "ICMP echo")
 	}
@@ -233,7 +229,7 @@ func (p *publisher) post() {
 	if p.cluster.needsHosts {
 		p.cluster.needsHosts = false
 		if hosts := p.cluster.hostAddrs(); hosts != nil { // if they are no longer known, what they were
-			p.filter.hosts.Store(hosts)
+			p.filter.Hosts.Store(hosts)
 		}
 	}
 	n.state.PodCIDRs, n.state.ServiceCIDRs, n.state.Ignored = p.found.pods, p.found.services, p.found.ignored

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/packetlink"
@@ -472,7 +473,7 @@ func TestPacketsAreSegmentedForLaptopWithoutGSO(t *testing.T) {
 }
 
 func BenchmarkFromLaptop(b *testing.B) {
-	r := newRouter((&filter{}).allowsDirect, func() {}, nil)
+	r := newRouter((&access.Filter{}).AllowsDirect, func() {}, nil)
 	p := newPeer(r, func() bool { return true }, nil)
 	lease, _ := r.admit(p, leaseRequest{client: "a"}, func() *packetlink.Sender { return packetlink.NewSender(packetlink.SenderConfig{}) })
 	p.system.Store(true)

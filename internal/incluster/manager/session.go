@@ -79,7 +79,7 @@ func (s *session) serve(ctx context.Context) {
 func (s *session) identify(by caller) error {
 	counts := cmp.Or(by.client, s.transport.ID().String()) // a laptop without an identity counts alone
 	if by.user != nil {
-		counts = "user " + by.user.name
+		counts = "user " + by.user.Name
 	}
 	if err := s.transport.Admit(counts); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/pkg/datapath/balancer"
 )
 
@@ -27,14 +28,12 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 3
 // dialer makes the manager's connections. It is shared by all sessions.
 type dialer struct {
 	balancer  *balancer.Balancer
-	check     func(netip.AddrPort) error                           // filter.check
-	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // filter.checkHost, if dst is no ClusterIP
-	access    *access                                              // nil: no limit
-	// limitedNetworks: the admin allows or denies networks (check).
-	limitedNetworks bool
-	ports           *ports
-	inRange         func(netip.Addr) bool // whether an address is in a Service range
-	counts          dialCounts
+	check     func(netip.AddrPort) error                           // access.Filter.Check
+	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // access.Filter.CheckHost, if dst is no ClusterIP
+	policy    *access.Policy                                       // nil: no limit
+	ports     *ports
+	inRange   func(netip.Addr) bool // whether an address is in a Service range
+	counts    dialCounts
 }
 
 // caller identifies the laptop for which the manager dials.
@@ -42,10 +41,10 @@ type caller struct {
 	client    string // keys affinity
 	scheduler balancer.Scheduler
 	extra     []netip.Prefix // of --extra-cidr
-	user      *user          // nil: unknown
+	user      *access.User   // nil: unknown
 }
 
-// pick resolves dst, and checks that access allows the result. Its error is for the laptop (transport.CodeOf). If the
+// pick resolves dst, and checks that the policy allows the result. Its error is for the laptop (transport.CodeOf). If the
 // Endpoint is invalid, dst is no ClusterIP and the caller dials it as it is. The caller releases the Pick.
 func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller) (balancer.Pick, error) {
 	pick, verdict := d.balancer.Pick(protocol, dst, by.client, by.scheduler)
@@ -58,9 +57,9 @@ func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller)
 			syscall.ETIMEDOUT)
 	}
 	if !pick.Endpoint().IsValid() {
-		return pick, d.access.check(dst, dst, by)
+		return pick, d.policy.Check(dst, dst, by.user)
 	}
-	if err := d.access.checkPick(dst, &pick, by); err != nil {
+	if err := d.policy.CheckPick(dst, &pick, by.user); err != nil {
 		pick.Release()
 		return pick, err
 	}
@@ -91,7 +90,7 @@ func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*n
 		if err == nil {
 			return conn, pick, nil
 		}
-		if !tryAnother(err) || !pick.Next() || d.access.checkPick(dst, &pick, by) != nil {
+		if !tryAnother(err) || !pick.Next() || d.policy.CheckPick(dst, &pick, by.user) != nil {
 			pick.Release()
 			return nil, pick, err
 		}

@@ -223,7 +223,7 @@ func TestDialAnswers(t *testing.T) {
 func portOf(addr string) string { return strconv.Itoa(int(netip.MustParseAddrPort(addr).Port())) }
 
 func TestFilterIsApplied(t *testing.T) {
-	r := start(t, Config{}, func(m *Manager) { m.dialer.check = m.filter.check })
+	r := start(t, Config{}, func(m *Manager) { m.dialer.check = m.filter.Check })
 	hello(t, r.laptop, helloV1).next()
 	r.vip("127.0.0.1:10800")
 	for _, dst := range []string{"127.0.0.1:10800", "169.254.169.254:80", "10.96.0.1:80"} {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/pkg/datapath/balancer"
 )
 
@@ -68,7 +69,7 @@ func (d *dialer) openUDP(dst netip.AddrPort, by caller) (*udpFlow, error) {
 
 // idle returns how long the flow may be unused.
 func (f *udpFlow) idle() time.Duration {
-	if f.dst.Port() == dnsPort {
+	if f.dst.Port() == access.DNSPort {
 		return dnsIdle
 	}
 	return udpIdle

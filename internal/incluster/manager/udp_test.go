@@ -62,6 +62,12 @@ func ask(t testing.TB, p *transport.Packets, question string) (string, error) {
 	return string(b[:n]), err
 }
 
+// askDatagram opens a flow of datagrams, sends one, and returns the answer.
+func (r *running) askDatagram(t testing.TB, proto transport.Proto, dst string) (string, error) {
+	t.Helper()
+	return ask(t, r.openPackets(t, proto, dst), "  x") // two bytes are the sequence number of a ping
+}
+
 func expect(t testing.TB, p *transport.Packets, question, want string) {
 	t.Helper()
 	if got, err := ask(t, p, question); err != nil || got != want {

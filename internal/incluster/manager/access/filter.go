@@ -1,4 +1,4 @@
-package manager
+package access
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 	"kubevpn/pkg/datapath/routable"
 )
 
-// filter decides which addresses the manager dials for laptops. A laptop may reach what a pod may reach, with two
+// Filter decides which addresses the manager dials for laptops. A laptop may reach what a pod may reach, with two
 // exceptions: the manager's own loopback interface and addresses, and the metadata services of clouds, which hand out
 // the identity of the node.
 //
@@ -26,19 +26,22 @@ import (
 //
 // The manager applies it to every address that it dials, also if the balancer chose it: a user who may write
 // EndpointSlices decides what the balancer chooses (compare CVE-2020-8554).
-type filter struct {
-	pod   []netip.Addr // the manager's own addresses
-	dns   []netip.Addr
-	allow []netip.Prefix            // of --allow-cidr: nothing else is dialled, unless there are none
-	deny  []netip.Prefix            // of --deny-cidr
-	hosts atomic.Pointer[hostAddrs] // nil: unknown
+//
+// Set the other fields before use. Methods are safe for concurrent use.
+type Filter struct {
+	Pod   []netip.Addr // the manager's own addresses
+	DNS   []netip.Addr
+	Allow []netip.Prefix // of --allow-cidr: nothing else is dialed, unless there are none
+	Deny  []netip.Prefix // of --deny-cidr
+
+	Hosts atomic.Pointer[Hosts] // nil: unknown; it may change at any time
 }
 
-// hostAddrs contains the addresses of nodes and of the API server. It is immutable.
-type hostAddrs struct {
-	addrs map[netip.Addr]struct{}
-	// endpoints are those of Services at these addresses, each once with its port, and once with port 0.
-	endpoints map[netip.AddrPort]struct{}
+// Hosts contains the addresses of nodes and of the API server. It is immutable.
+type Hosts struct {
+	Addrs map[netip.Addr]struct{}
+	// Endpoints are those of Services at these addresses, each once with its port, and once with port 0.
+	Endpoints map[netip.AddrPort]struct{}
 }
 
 // metadata are the addresses of cloud metadata services that are not link-local. They hand out the identity of the
@@ -54,13 +57,13 @@ var metadata = []netip.Addr{
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// allows reports whether dst may be dialled. A port of 0 means none (ICMP).
-func (f *filter) allows(dst netip.AddrPort) bool {
+// Allows reports whether dst may be dialed. A port of 0 means none (ICMP).
+func (f *Filter) Allows(dst netip.AddrPort) bool {
 	addr := dst.Addr().Unmap()
-	if dst.Port() == dnsPort && slices.Contains(f.dns, addr) {
+	if dst.Port() == DNSPort && slices.Contains(f.DNS, addr) {
 		return true
 	}
-	if len(f.allow) > 0 && !contain(f.allow, addr) {
+	if len(f.Allow) > 0 && !contain(f.Allow, addr) {
 		return false
 	}
 	if addr.Is4() {
@@ -72,11 +75,11 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 }
 
 // ordinary reports whether an address is neither special, nor the manager's own, nor denied by the admin.
-func (f *filter) ordinary(addr netip.Addr) bool {
+func (f *Filter) ordinary(addr netip.Addr) bool {
 	return addr.IsValid() && addr.Zone() == "" &&
 		!addr.IsLoopback() && !addr.IsUnspecified() && !addr.IsMulticast() && !addr.IsLinkLocalUnicast() &&
 		!isThisNetwork(addr) && addr != broadcast && !isNodeLocal(addr) &&
-		!slices.Contains(metadata, addr) && !slices.Contains(f.pod, addr) && !contain(f.deny, addr)
+		!slices.Contains(metadata, addr) && !slices.Contains(f.Pod, addr) && !contain(f.Deny, addr)
 }
 
 // contain reports whether one of the networks contains addr.
@@ -97,37 +100,37 @@ func isNodeLocal(addr netip.Addr) bool {
 // allowsHost reports whether dst, which is not a ClusterIP, is neither a node nor the API server, or is one that the
 // manager may dial. Port 0 stands for an unknown port: pings, and fragments of packets. extra are the networks of
 // --extra-cidr.
-func (f *filter) allowsHost(dst netip.AddrPort, extra []netip.Prefix) bool {
-	h := f.hosts.Load()
+func (f *Filter) allowsHost(dst netip.AddrPort, extra []netip.Prefix) bool {
+	h := f.Hosts.Load()
 	if h == nil {
 		return true
 	}
 	addr := dst.Addr().Unmap()
 	within := routable.Embedded(addr)
 	return h.allows(addr, dst.Port()) && h.allows(within[0], dst.Port()) && h.allows(within[1], dst.Port()) ||
-		dst.Port() == dnsPort && slices.Contains(f.dns, addr) ||
+		dst.Port() == DNSPort && slices.Contains(f.DNS, addr) ||
 		contain(extra, addr)
 }
 
 // allows reports whether addr is invalid or none of the addresses, or has an endpoint at the port.
-func (h *hostAddrs) allows(addr netip.Addr, port uint16) bool {
+func (h *Hosts) allows(addr netip.Addr, port uint16) bool {
 	if !addr.IsValid() {
 		return true
 	}
-	if _, ok := h.addrs[addr]; !ok {
+	if _, ok := h.Addrs[addr]; !ok {
 		return true
 	}
-	_, ok := h.endpoints[netip.AddrPortFrom(addr, port)]
+	_, ok := h.Endpoints[netip.AddrPortFrom(addr, port)]
 	return ok
 }
 
-// allowsDirect reports whether a packet to dst may leave.
-func (f *filter) allowsDirect(dst netip.AddrPort, extra []netip.Prefix) bool {
-	return f.allows(dst) && f.allowsHost(dst, extra)
+// AllowsDirect reports whether a packet to dst may leave.
+func (f *Filter) AllowsDirect(dst netip.AddrPort, extra []netip.Prefix) bool {
+	return f.Allows(dst) && f.allowsHost(dst, extra)
 }
 
-// checkHost returns an error that Is EACCES if allowsHost is false.
-func (f *filter) checkHost(dst netip.AddrPort, extra []netip.Prefix) error {
+// CheckHost returns an error that Is EACCES if allowsHost is false.
+func (f *Filter) CheckHost(dst netip.AddrPort, extra []netip.Prefix) error {
 	if f.allowsHost(dst, extra) {
 		return nil
 	}
@@ -138,10 +141,10 @@ func (f *filter) checkHost(dst netip.AddrPort, extra []netip.Prefix) error {
 // isThisNetwork reports whether addr is in 0.0.0.0/8: Linux treats some of its addresses as this host.
 func isThisNetwork(addr netip.Addr) bool { return addr.Is4() && addr.As4()[0] == 0 }
 
-// check returns an error that Is EACCES if dst may not be dialled.
-func (f *filter) check(dst netip.AddrPort) error {
-	if f.allows(dst) {
+// Check returns an error that Is EACCES if dst may not be dialed.
+func (f *Filter) Check(dst netip.AddrPort) error {
+	if f.Allows(dst) {
 		return nil
 	}
-	return fmt.Errorf("dialling %v is not allowed: %w", dst, syscall.EACCES)
+	return fmt.Errorf("dialing %v is not allowed: %w", dst, syscall.EACCES)
 }

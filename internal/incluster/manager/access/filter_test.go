@@ -1,4 +1,4 @@
-package manager
+package access
 
 import (
 	"net/netip"
@@ -6,9 +6,9 @@ import (
 )
 
 func TestFilterRejectsSpecialAddresses(t *testing.T) {
-	f := filter{
-		pod: []netip.Addr{netip.MustParseAddr("10.244.0.5"), netip.MustParseAddr("fd00:244::5")},
-		dns: []netip.Addr{netip.MustParseAddr("169.254.20.10")},
+	f := Filter{
+		Pod: []netip.Addr{netip.MustParseAddr("10.244.0.5"), netip.MustParseAddr("fd00:244::5")},
+		DNS: []netip.Addr{netip.MustParseAddr("169.254.20.10")},
 	}
 	tests := []struct {
 		dst  string
@@ -61,25 +61,25 @@ func TestFilterRejectsSpecialAddresses(t *testing.T) {
 		{"[fd00:244::a9fe:a9fe]:80", true},
 	}
 	for _, tt := range tests {
-		if got := f.allows(netip.MustParseAddrPort(tt.dst)); got != tt.want {
+		if got := f.Allows(netip.MustParseAddrPort(tt.dst)); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.dst, got, tt.want)
 		}
 	}
-	if f.allows(netip.AddrPort{}) {
+	if f.Allows(netip.AddrPort{}) {
 		t.Error("the filter allows an invalid address")
 	}
 }
 
-// The router calls allows for each packet.
+// The router calls AllowsDirect for each packet.
 func BenchmarkFilterAllows(b *testing.B) {
-	f := filter{pod: []netip.Addr{netip.MustParseAddr("10.244.0.5")}}
-	f.hosts.Store(&hostAddrs{addrs: map[netip.Addr]struct{}{netip.MustParseAddr("192.168.0.1"): {}}})
+	f := Filter{Pod: []netip.Addr{netip.MustParseAddr("10.244.0.5")}}
+	f.Hosts.Store(&Hosts{Addrs: map[netip.Addr]struct{}{netip.MustParseAddr("192.168.0.1"): {}}})
 	for _, dst := range []string{"10.244.0.6:80", "[fd00:244::6]:80", "[64:ff9b::101:101]:443"} {
 		b.Run(dst, func(b *testing.B) {
 			to := netip.MustParseAddrPort(dst)
 			b.ReportAllocs()
 			for b.Loop() {
-				if !f.allowsDirect(to, nil) {
+				if !f.AllowsDirect(to, nil) {
 					b.Fatal("refused")
 				}
 			}
