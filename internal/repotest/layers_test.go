@@ -32,7 +32,7 @@ var floors = [][]string{
 
 // outside are packages that only tests import. The rest of what is not the product is the module in test, which the
 // product cannot import.
-var outside = []string{"internal/repotest", "internal/testenv"}
+var outside = []string{"internal/incluster/manager/managertest", "internal/repotest", "internal/testenv"}
 
 type pkg struct {
 	ImportPath string

@@ -16,33 +16,33 @@ import (
 // hold and for how long: authlistener.Bound and testenv.Flood help. Then add a row, and an entry here. Calls that are
 // no listener of their own have "".
 var listeners = map[string][]string{
-	"internal/incluster/agent/agent.go:lead":                     {"agent: its port"},
-	"internal/incluster/agent/infoserver.go:openInfoServer":      {"agent: 127.0.0.1, information"},
-	"internal/incluster/agent/receiver.go:listenPackets":         {"agent: intercepted UDP ports"},
-	"internal/incluster/agent/receiver.go:listenTCP":             {"agent: intercepted TCP ports"},
-	"internal/incluster/agent/socket_linux.go:listenAgents":      {"agent: @kubevpn-agent"},
-	"internal/laptop/cli/connect/socks.go:listenProxy":           {"connect --socks: proxy"},
-	"internal/laptop/connection/device.go:serveDNSAt":            {"daemon: resolver", "daemon: resolver"},
-	"internal/laptop/connection/outside.go:DialEcho":             {""}, // the kernel delivers answers to its pings only
-	"internal/laptop/daemon/daemon.go:serve":                     {"daemon: its sockets"},
-	"internal/laptop/daemon/listen.go:listen":                    {"daemon: its sockets"},
-	"internal/laptop/daemon/metrics.go:serveMetrics":             {"daemon: metrics"},
-	"internal/laptop/daemon/page.go:servePage":                   {"daemon: page"},
-	"internal/laptop/daemon/resolver.go:listenBoth":              {"daemon: resolver", "daemon: resolver"},
-	"internal/laptop/docker/sockets_linux.go:listen":             {"dev --docker: control socket"},
-	"internal/incluster/gateway/gateway_linux.go:run":            {"gateway: @kubevpn-gateway-lock"},
-	"internal/incluster/manager/gateway_linux.go:listenGateways": {"traffic manager: @kubevpn-gateway"},
-	"internal/incluster/manager/manager.go:Run":                  managerPorts,
-	"internal/process/metrics/serve.go:Serve":                    {"daemon: metrics"},
-	"internal/laptop/page/page.go:Listen":                        {"daemon: page", "daemon: page"},
-	"internal/laptop/hostservice/kubevpn-helper.plist":           {"helper service: its socket"},
-	"internal/laptop/hostservice/kubevpn-helper.socket":          {"helper service: its socket"},
-	"internal/incluster/supervisor/supervisor.go:Run":            {"clone: socket for files"},
-	"pkg/datapath/netstack/start.go:ListenTCP":                   {""}, // for internal/laptop/connection
-	"pkg/host/redirect/transparent_linux.go:prove":               {""}, // for one conn of this process, at most 2 s
-	"pkg/protocol/interceptor/http.go:newServer":                 {"agent: intercepted TCP ports"},
-	"pkg/protocol/socks/http.go:httpServer":                      {"connect --socks: proxy"},
-	"pkg/protocol/socks/udp.go:associate":                        {"connect --socks: datagrams"},
+	"internal/incluster/agent/agent.go:lead":                            {"agent: its port"},
+	"internal/incluster/agent/infoserver.go:openInfoServer":             {"agent: 127.0.0.1, information"},
+	"internal/incluster/agent/receiver.go:listenPackets":                {"agent: intercepted UDP ports"},
+	"internal/incluster/agent/receiver.go:listenTCP":                    {"agent: intercepted TCP ports"},
+	"internal/incluster/agent/socket_linux.go:listenAgents":             {"agent: @kubevpn-agent"},
+	"internal/laptop/cli/connect/socks.go:listenProxy":                  {"connect --socks: proxy"},
+	"internal/laptop/connection/device.go:serveDNSAt":                   {"daemon: resolver", "daemon: resolver"},
+	"internal/laptop/connection/outside.go:DialEcho":                    {""}, // the kernel delivers answers to its pings only
+	"internal/laptop/daemon/daemon.go:serve":                            {"daemon: its sockets"},
+	"internal/laptop/daemon/listen.go:listen":                           {"daemon: its sockets"},
+	"internal/laptop/daemon/metrics.go:serveMetrics":                    {"daemon: metrics"},
+	"internal/laptop/daemon/page.go:servePage":                          {"daemon: page"},
+	"internal/laptop/daemon/resolver.go:listenBoth":                     {"daemon: resolver", "daemon: resolver"},
+	"internal/laptop/docker/sockets_linux.go:listen":                    {"dev --docker: control socket"},
+	"internal/incluster/gateway/gateway_linux.go:run":                   {"gateway: @kubevpn-gateway-lock"},
+	"internal/incluster/manager/router/gateway_linux.go:ListenGateways": {"traffic manager: @kubevpn-gateway"},
+	"internal/incluster/manager/manager.go:Run":                         managerPorts,
+	"internal/process/metrics/serve.go:Serve":                           {"daemon: metrics"},
+	"internal/laptop/page/page.go:Listen":                               {"daemon: page", "daemon: page"},
+	"internal/laptop/hostservice/kubevpn-helper.plist":                  {"helper service: its socket"},
+	"internal/laptop/hostservice/kubevpn-helper.socket":                 {"helper service: its socket"},
+	"internal/incluster/supervisor/supervisor.go:Run":                   {"clone: socket for files"},
+	"pkg/datapath/netstack/start.go:ListenTCP":                          {""}, // for internal/laptop/connection
+	"pkg/host/redirect/transparent_linux.go:prove":                      {""}, // for one conn of this process, at most 2 s
+	"pkg/protocol/interceptor/http.go:newServer":                        {"agent: intercepted TCP ports"},
+	"pkg/protocol/socks/http.go:httpServer":                             {"connect --socks: proxy"},
+	"pkg/protocol/socks/udp.go:associate":                               {"connect --socks: datagrams"},
 }
 
 var managerPorts = []string{"traffic manager: 127.0.0.1:10800, sessions", "traffic manager: 10801, health",

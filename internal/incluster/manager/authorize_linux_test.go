@@ -22,6 +22,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/manager/managertest"
 )
 
 // reviews answers SubjectAccessReviews: developers may forward ports of pods in shop.
@@ -62,8 +63,8 @@ func requestOf(t *testing.T, name, nonce, namespace string) *certificatesv1.Cert
 			Extra: map[string]certificatesv1.ExtraValue{"scopes": {"a"}}}}
 }
 
-func authorizing(t *testing.T, r *reviews, cfg Config, objects ...runtime.Object) (*running, *fakeAPI) {
-	kube := newFakeAPI(nil, objects...)
+func authorizing(t *testing.T, r *reviews, cfg Config, objects ...runtime.Object) (*running, *managertest.FakeAPI) {
+	kube := managertest.NewFakeAPI(nil, objects...)
 	kube.PrependReactor("create", "subjectaccessreviews", r.answer)
 	cfg.Kube, cfg.Authorize, cfg.Namespace = kube, true, "kubevpn"
 	m := start(t, cfg)
@@ -75,16 +76,16 @@ func authorizing(t *testing.T, r *reviews, cfg Config, objects ...runtime.Object
 var identifying = api.ClientHello{Protocol: api.Protocol, Client: "laptop", Identifies: true}
 
 func TestUsersReachPodsWhosePortsTheyMayForward(t *testing.T) {
-	web, db := serveAt(t, "127.0.0.2"), serveAt(t, "127.0.0.3")
+	web, db := managertest.ServeAt(t, "127.0.0.2"), managertest.ServeAt(t, "127.0.0.3")
 	var r reviews
 	m, kube := authorizing(t, &r, Config{}, slices.Concat(
-		[]runtime.Object{podAt("shop", "web", "127.0.0.2", false), podAt("pay", "db", "127.0.0.3", false)},
-		serviceOf("shop", "web", "10.96.0.20", web, "web=127.0.0.2"),
-		serviceOf("pay", "db", "10.96.0.30", db, "db=127.0.0.3"),
-		serviceOf("shop", "stolen", "10.96.0.32", db, "web=127.0.0.3"),
-		serviceOf("shop", "bare", "10.96.0.33", db, "=127.0.0.3"))...)
-	c := hello(t, m.laptop, identifying)
-	challenge := c.next().Challenge
+		[]runtime.Object{managertest.PodAt("shop", "web", "127.0.0.2", false), managertest.PodAt("pay", "db", "127.0.0.3", false)},
+		managertest.ServiceOf("shop", "web", "10.96.0.20", web, "web=127.0.0.2"),
+		managertest.ServiceOf("pay", "db", "10.96.0.30", db, "db=127.0.0.3"),
+		managertest.ServiceOf("shop", "stolen", "10.96.0.32", db, "web=127.0.0.3"),
+		managertest.ServiceOf("shop", "bare", "10.96.0.33", db, "=127.0.0.3"))...)
+	c := managertest.Hello(t, m.laptop, identifying)
+	challenge := c.Next().Challenge
 	if challenge == nil || len(challenge.Nonce) < 20 {
 		t.Fatalf("the challenge is %+v", challenge)
 	}
@@ -92,8 +93,8 @@ func TestUsersReachPodsWhosePortsTheyMayForward(t *testing.T) {
 	if _, err := kube.CertificatesV1().CertificateSigningRequests().Create(t.Context(), csr, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	json.NewEncoder(c.stream).Encode(api.Identity{Request: csr.Name})
-	if state := c.next().Hello.State; !state.Limited || !state.Authorized || !state.GVisorOnly || len(state.Namespaces) > 0 {
+	json.NewEncoder(c.Stream).Encode(api.Identity{Request: csr.Name})
+	if state := c.Next().Hello.State; !state.Limited || !state.Authorized || !state.GVisorOnly || len(state.Namespaces) > 0 {
 		t.Errorf("the state is %+v", state)
 	}
 	for dst, want := range map[string]bool{
@@ -106,7 +107,7 @@ func TestUsersReachPodsWhosePortsTheyMayForward(t *testing.T) {
 			if want != (err == nil) || err != nil && !errors.Is(err, syscall.EACCES) {
 				t.Fatalf("%s: got %v", dst, err)
 			}
-			if err == nil && readAll(t, st) != "127.0.0.2" {
+			if err == nil && managertest.ReadAll(t, st) != "127.0.0.2" {
 				t.Errorf("%s: another pod has answered", dst)
 			}
 		}
@@ -149,8 +150,8 @@ func TestIdentityOfALaptopIsVerified(t *testing.T) {
 	} {
 		t.Run(tt.about, func(t *testing.T) {
 			m, kube := authorizing(t, new(reviews), Config{})
-			c := hello(t, m.laptop, identifying)
-			nonce := c.next().Challenge.Nonce
+			c := managertest.Hello(t, m.laptop, identifying)
+			nonce := c.Next().Challenge.Nonce
 			csr := requestOf(t, "kubevpn-1", nonce, "kubevpn")
 			if tt.change != nil {
 				tt.change(csr, nonce)
@@ -161,8 +162,8 @@ func TestIdentityOfALaptopIsVerified(t *testing.T) {
 			if tt.says == "" {
 				tt.says = csr.Name
 			}
-			json.NewEncoder(c.stream).Encode(api.Identity{Request: tt.says})
-			answer := c.next()
+			json.NewEncoder(c.Stream).Encode(api.Identity{Request: tt.says})
+			answer := c.Next()
 			switch {
 			case tt.want == "" && answer.Hello == nil:
 				t.Errorf("rejected: %v", answer.Error)
@@ -175,15 +176,15 @@ func TestIdentityOfALaptopIsVerified(t *testing.T) {
 
 // Sessions without a user reach nothing but cluster DNS: those of a kubevpn that cannot tell, and those that only look.
 func TestUnknownUsersReachNothing(t *testing.T) {
-	web := serveAt(t, "127.0.0.2")
-	objects := append(serviceOf("shop", "web", "10.96.0.20", web, "web=127.0.0.2"), podAt("shop", "web", "127.0.0.2", false))
+	web := managertest.ServeAt(t, "127.0.0.2")
+	objects := append(managertest.ServiceOf("shop", "web", "10.96.0.20", web, "web=127.0.0.2"), managertest.PodAt("shop", "web", "127.0.0.2", false))
 	m, _ := authorizing(t, new(reviews), Config{}, objects...)
-	if answer := hello(t, m.laptop, api.ClientHello{Protocol: api.Protocol, Client: "old", Version: "0.1.0"}).next(); answer.Error == nil ||
+	if answer := managertest.Hello(t, m.laptop, api.ClientHello{Protocol: api.Protocol, Client: "old", Version: "0.1.0"}).Next(); answer.Error == nil ||
 		answer.Error.Code != api.ExitIncompatible || !strings.Contains(answer.Error.Hint, "newer kubevpn") {
 		t.Errorf("got %+v", answer)
 	}
 	m, _ = authorizing(t, new(reviews), Config{}, objects...)
-	if answer := hello(t, m.laptop, api.ClientHello{Protocol: api.Protocol}).next(); answer.Hello == nil {
+	if answer := managertest.Hello(t, m.laptop, api.ClientHello{Protocol: api.Protocol}).Next(); answer.Hello == nil {
 		t.Fatalf("got %+v", answer)
 	}
 	if _, err := m.open(t, "10.96.0.20:80"); !errors.Is(err, syscall.EACCES) {

@@ -5,16 +5,9 @@ import (
 	"slices"
 	"testing"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/datapath/routable"
 )
-
-func prefixesOf(texts ...string) []netip.Prefix {
-	var p []netip.Prefix
-	for _, text := range texts {
-		p = append(p, netip.MustParsePrefix(text))
-	}
-	return p
-}
 
 func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 	tests := []struct {
@@ -56,7 +49,7 @@ func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			n := networks{podCIDRs: prefixesOf(tt.podCIDRs...), ranges: prefixesOf(tt.ranges...), nodesKnown: !tt.nodesUnknown,
+			n := networks{podCIDRs: managertest.PrefixesOf(tt.podCIDRs...), ranges: managertest.PrefixesOf(tt.ranges...), nodesKnown: !tt.nodesUnknown,
 				nodes: map[netip.Addr]struct{}{}, pods: blocks{}, clusterIPs: blocks{}, verified: map[netip.Prefix]struct{}{}, mayNotRead: tt.mayNotRead}
 			for _, a := range tt.nodes {
 				n.nodes[netip.MustParseAddr(a)] = struct{}{}
@@ -73,13 +66,13 @@ func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 				n.clusterIPs.add(routable.ServiceBlock(addr), addr, 1)
 			}
 			got := n.prefixes(true)
-			if want := prefixesOf(tt.wantPods...); !slices.Equal(got.pods, want) {
+			if want := managertest.PrefixesOf(tt.wantPods...); !slices.Equal(got.pods, want) {
 				t.Errorf("pods: got %v, want %v", got.pods, want)
 			}
-			if want := prefixesOf(tt.wantServices...); !slices.Equal(got.services, want) {
+			if want := managertest.PrefixesOf(tt.wantServices...); !slices.Equal(got.services, want) {
 				t.Errorf("services: got %v, want %v", got.services, want)
 			}
-			if want := prefixesOf(tt.wantIgnored...); !slices.Equal(got.ignored, want) {
+			if want := managertest.PrefixesOf(tt.wantIgnored...); !slices.Equal(got.ignored, want) {
 				t.Errorf("ignored: got %v, want %v", got.ignored, want)
 			}
 			got = n.prefixes(false)

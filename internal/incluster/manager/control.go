@@ -89,7 +89,11 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	case <-ctx.Done():
 	}
 	// A ready manager also knows which networks the lease must avoid.
-	lease := s.admit(session, &hello, s.manager.around())
+	system := hello.Netstack == api.NetstackSystem && !s.manager.limited
+	lease, run := s.peer.Admit(&hello, system, s.manager.around())
+	if run != nil {
+		s.flows.Go(func() { run(session) })
+	}
 	served := s.manager.nodeServes(ctx)
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
 	return s.sendNotices(ctx, laptop, s.manager.hello(&hello, lease), served)
@@ -101,7 +105,7 @@ func (s *session) sendNotices(ctx context.Context, laptop io.Writer, hello *api.
 	latest, newer := s.manager.notices.Get()
 	first := *latest
 	first.state.Sessions = s.manager.publisher.laptops() // this one may be younger than the notice
-	s.manager.router.describe(&first.state)
+	s.manager.router.Describe(&first.state)
 	first.state.NodeServes = served
 	told := &first
 	hello.State = first.state

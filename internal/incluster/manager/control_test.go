@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wire/transport"
@@ -39,15 +40,15 @@ func TestManagerRefusesIncompatibleLaptop(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := start(t, Config{})
-			c := hello(t, r.laptop, tt.hello)
-			m := c.next()
+			c := managertest.Hello(t, r.laptop, tt.hello)
+			m := c.Next()
 			if m.Error == nil || m.Error.Code != tt.code || !strings.Contains(m.Error.Hint, tt.hint) {
 				t.Fatalf("got %+v", m)
 			}
-			c.stream.Close()
+			c.Stream.Close()
 			select {
 			case <-r.laptop.Done():
-			case <-time.After(testTimeout):
+			case <-time.After(managertest.Timeout):
 				t.Error("the session has not ended")
 			}
 		})
@@ -56,8 +57,8 @@ func TestManagerRefusesIncompatibleLaptop(t *testing.T) {
 
 func TestManagerAnswersHello(t *testing.T) {
 	r := start(t, Config{PodName: "tm-1", NodeName: "n1"})
-	c := hello(t, r.laptop, helloV1)
-	m := c.next()
+	c := managertest.Hello(t, r.laptop, helloV1)
+	m := c.Next()
 	if m.Hello == nil || m.Hello.Pod != "tm-1" || m.Hello.Node != "n1" || m.Hello.Version != version.String() || m.Hello.Protocol != api.Protocol {
 		t.Fatalf("got %+v", m)
 	}
@@ -70,10 +71,10 @@ func TestManagerAnswersHello(t *testing.T) {
 	}
 	// The first laptop learns that a second one has connected, and later disconnected.
 	t.Run("second", func(t *testing.T) {
-		hello(t, connect(t, r.addr), helloV1).next()
-		c.until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
+		managertest.Hello(t, managertest.Connect(t, r.addr), helloV1).Next()
+		c.Until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
 	})
-	c.until("one session", func(s *api.ManagerState) bool { return s.Sessions == 1 })
+	c.Until("one session", func(s *api.ManagerState) bool { return s.Sessions == 1 })
 }
 
 func TestDeltaContainsOnlyChanges(t *testing.T) {
@@ -178,10 +179,10 @@ func TestManagerRefusesLongHello(t *testing.T) {
 
 // A client's identity allows taking over its lease, and more people can read the log than the manager's memory.
 func TestLogHoldsNoClientIdentity(t *testing.T) {
-	said := make(lines, 256)
+	said := make(managertest.LogLines, 256)
 	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, nil))})
 	const secret = "0123456789abcdef0123456789abcdef"
-	if hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret}).next().Hello == nil {
+	if managertest.Hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret}).Next().Hello == nil {
 		t.Fatal("no Hello")
 	}
 	for found := false; !found; { // the laptop is logged before it gets the Hello
@@ -200,8 +201,8 @@ func TestLogHoldsNoClientIdentity(t *testing.T) {
 // A session has one control stream, which identifies its laptop once. The first one continues.
 func TestSecondControlStreamIsRejected(t *testing.T) {
 	r := start(t, Config{PodName: "tm-1"})
-	c := hello(t, r.laptop, helloV1)
-	if c.next().Hello == nil {
+	c := managertest.Hello(t, r.laptop, helloV1)
+	if c.Next().Hello == nil {
 		t.Fatal("no Hello")
 	}
 	for range 3 {
@@ -210,15 +211,15 @@ func TestSecondControlStreamIsRejected(t *testing.T) {
 			t.Errorf("a second control stream: %v, %v", st, err)
 		}
 	}
-	hello(t, connect(t, r.addr), helloV1)
-	c.until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
+	managertest.Hello(t, managertest.Connect(t, r.addr), helloV1)
+	c.Until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
 }
 
 // Sessions that are begun and left alone, more than there is room for, end neither other sessions nor keep them out.
 func TestSessionsWithoutHelloDoNotLockOutOthers(t *testing.T) {
 	r := start(t, Config{PodName: "tm-1"})
-	c := hello(t, r.laptop, helloV1)
-	c.next()
+	c := managertest.Hello(t, r.laptop, helloV1)
+	c.Next()
 	for range maxSessions + 76 { // begun and left alone
 		conn, err := net.Dial("tcp", r.addr)
 		if err != nil {
@@ -235,7 +236,7 @@ func TestSessionsWithoutHelloDoNotLockOutOthers(t *testing.T) {
 		}
 		conn.Close()
 	}
-	if m := hello(t, connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: "another"}).next(); m.Hello == nil {
+	if m := managertest.Hello(t, managertest.Connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: "another"}).Next(); m.Hello == nil {
 		t.Errorf("another laptop got %+v", m)
 	}
 	if err := r.laptop.Err(); err != nil {

@@ -9,56 +9,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/datapath/balancer"
 )
 
-func pointer[T any](v T) *T { return &v }
-
-// webService is default/web at 10.96.0.10: http 80/TCP to the named port "web", dns 53/UDP.
-func webService(change func(*corev1.Service)) *corev1.Service {
-	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
-		Spec: corev1.ServiceSpec{
-			Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
-			Ports: []corev1.ServicePort{
-				{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromString("web")},
-				{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromInt(5353)},
-			},
-		},
-	}
-	if change != nil {
-		change(s)
-	}
-	return s
-}
-
-// webSlice is a slice of default/web with one ready pod per address, at http 8080/TCP and dns 5353/UDP.
-func webSlice(name string, change func(*discoveryv1.EndpointSlice), addrs ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports: []discoveryv1.EndpointPort{
-			{Name: pointer("http"), Protocol: pointer(corev1.ProtocolTCP), Port: pointer(int32(8080))},
-			{Name: pointer("dns"), Protocol: pointer(corev1.ProtocolUDP), Port: pointer(int32(5353))},
-		},
-	}
-	for _, addr := range addrs {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{addr}, NodeName: pointer("n1"), Zone: pointer("z1"),
-			TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "pod-" + addr},
-		})
-	}
-	if change != nil {
-		change(s)
-	}
-	return s
-}
-
 func TestConversionFollowsKubeProxy(t *testing.T) {
-	two := []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1")}
+	two := []*discoveryv1.EndpointSlice{managertest.WebSlice("a", nil, "10.244.0.1")}
 	tests := []struct {
 		name     string
 		service  *corev1.Service
@@ -67,64 +24,64 @@ func TestConversionFollowsKubeProxy(t *testing.T) {
 		dst      string
 		want     []string // all candidates, or the verdict
 	}{
-		{"named-target-port", webService(nil), two, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"udp", webService(nil), two, balancer.UDP, "10.96.0.10:53", []string{"10.244.0.1:5353"}},
-		{"unknown-port", webService(nil), two, balancer.TCP, "10.96.0.10:81", []string{"refused"}},
-		{"several-slices", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1"), webSlice("b", nil, "10.244.0.2", "10.244.0.1")},
+		{"named-target-port", managertest.WebService(nil), two, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"udp", managertest.WebService(nil), two, balancer.UDP, "10.96.0.10:53", []string{"10.244.0.1:5353"}},
+		{"unknown-port", managertest.WebService(nil), two, balancer.TCP, "10.96.0.10:81", []string{"refused"}},
+		{"several-slices", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", nil, "10.244.0.1"), managertest.WebSlice("b", nil, "10.244.0.2", "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080", "10.244.0.2:8080"}},
-		{"slices-with-other-target-ports", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1"),
-			webSlice("b", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = pointer(int32(9090)) }, "10.244.0.2")},
+		{"slices-with-other-target-ports", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", nil, "10.244.0.1"),
+			managertest.WebSlice("b", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = managertest.Pointer(int32(9090)) }, "10.244.0.2")},
 			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080", "10.244.0.2:9090"}},
-		{"port-without-name", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = nil }, "10.244.0.1")},
+		{"port-without-name", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = nil }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"refused"}},
-		{"port-without-number", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = nil }, "10.244.0.1")},
+		{"port-without-number", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = nil }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"refused"}},
-		{"single-unnamed-port", webService(func(s *corev1.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Name = "" }),
-			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = pointer("") }, "10.244.0.1")},
+		{"single-unnamed-port", managertest.WebService(func(s *corev1.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Name = "" }),
+			[]*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = managertest.Pointer("") }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"conditions-default-to-ready", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
-			s.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: pointer(false), Serving: pointer(false)}
+		{"conditions-default-to-ready", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: managertest.Pointer(false), Serving: managertest.Pointer(false)}
 		}, "10.244.0.1", "10.244.0.2")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"terminating", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
-			s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: pointer(false), Serving: pointer(true), Terminating: pointer(true)}
+		{"terminating", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: managertest.Pointer(false), Serving: managertest.Pointer(true), Terminating: managertest.Pointer(true)}
 		}, "10.244.0.1")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"local-elsewhere", webService(func(s *corev1.Service) {
-			s.Spec.InternalTrafficPolicy = pointer(corev1.ServiceInternalTrafficPolicyLocal)
+		{"local-elsewhere", managertest.WebService(func(s *corev1.Service) {
+			s.Spec.InternalTrafficPolicy = managertest.Pointer(corev1.ServiceInternalTrafficPolicyLocal)
 		}),
-			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = pointer("n2") }, "10.244.0.1")},
+			[]*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = managertest.Pointer("n2") }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"dropped"}},
-		{"zone-hints", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
+		{"zone-hints", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z2"}}}
 			s.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z1"}}}
 		}, "10.244.0.1", "10.244.0.2")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.2:8080"}},
-		{"node-hints", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
+		{"node-hints", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: "n1"}}}
 			s.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: "n2"}}}
 		}, "10.244.0.1", "10.244.0.2")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"dual-stack", webService(func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00:96::10"} }),
-			[]*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1"),
-				webSlice("b", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }, "fd00:244::1")},
+		{"dual-stack", managertest.WebService(func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00:96::10"} }),
+			[]*discoveryv1.EndpointSlice{managertest.WebSlice("a", nil, "10.244.0.1"),
+				managertest.WebSlice("b", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }, "fd00:244::1")},
 			balancer.TCP, "[fd00:96::10]:80", []string{"[fd00:244::1]:8080"}},
-		{"address-of-another-type-than-its-slice", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", nil, "fd00:244::1", "10.244.0.1")},
+		{"address-of-another-type-than-its-slice", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", nil, "fd00:244::1", "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"fqdn-slice", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }, "10.244.0.1")},
+		{"fqdn-slice", managertest.WebService(nil), []*discoveryv1.EndpointSlice{managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }, "10.244.0.1")},
 			balancer.TCP, "10.96.0.10:80", []string{"refused"}},
-		{"headless", webService(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} }), two,
+		{"headless", managertest.WebService(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} }), two,
 			balancer.TCP, "10.96.0.10:80", []string{"not a service"}},
-		{"external-name", webService(func(s *corev1.Service) {
+		{"external-name", managertest.WebService(func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
 		}), two,
 			balancer.TCP, "10.96.0.10:80", []string{"not a service"}},
-		{"another-proxy-serves-it", webService(func(s *corev1.Service) { s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "x"} }), two,
+		{"another-proxy-serves-it", managertest.WebService(func(s *corev1.Service) { s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "x"} }), two,
 			balancer.TCP, "10.96.0.10:80", []string{"not a service"}},
-		{"external-ip-is-not-trusted", webService(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"1.1.1.1"} }), two,
+		{"external-ip-is-not-trusted", managertest.WebService(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"1.1.1.1"} }), two,
 			balancer.TCP, "1.1.1.1:80", []string{"not a service"}},
-		{"load-balancer-ip-is-not-trusted", webService(func(s *corev1.Service) {
+		{"load-balancer-ip-is-not-trusted", managertest.WebService(func(s *corev1.Service) {
 			s.Spec.Type = corev1.ServiceTypeLoadBalancer
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "1.1.1.1"}}
 		}), two, balancer.TCP, "1.1.1.1:80", []string{"not a service"}},
-		{"only-cluster-ip-set", webService(func(s *corev1.Service) { s.Spec.ClusterIPs = nil }), two, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
-		{"without-slices", webService(nil), nil, balancer.TCP, "10.96.0.10:80", []string{"refused"}},
+		{"only-cluster-ip-set", managertest.WebService(func(s *corev1.Service) { s.Spec.ClusterIPs = nil }), two, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"without-slices", managertest.WebService(nil), nil, balancer.TCP, "10.96.0.10:80", []string{"refused"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -160,11 +117,11 @@ func TestConversionKeepsAffinity(t *testing.T) {
 	}{
 		{"none", nil, corev1.ServiceAffinityNone, 0},
 		{"default", nil, corev1.ServiceAffinityClientIP, 3 * time.Hour},
-		{"set", &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: pointer(int32(60))}}, corev1.ServiceAffinityClientIP, time.Minute},
+		{"set", &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: managertest.Pointer(int32(60))}}, corev1.ServiceAffinityClientIP, time.Minute},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s := webService(func(s *corev1.Service) { s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = tt.kind, tt.config })
+			s := managertest.WebService(func(s *corev1.Service) { s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = tt.kind, tt.config })
 			if got := convertService(s).affinity; got != tt.want {
 				t.Errorf("got %v, want %v", got, tt.want)
 			}
@@ -174,7 +131,7 @@ func TestConversionKeepsAffinity(t *testing.T) {
 
 func TestClusterIgnoresSliceWithoutService(t *testing.T) {
 	c := newCluster("n1")
-	s := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels = nil }, "10.244.0.1")
+	s := managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels = nil }, "10.244.0.1")
 	c.setSlice(balancer.Name{Namespace: "default", Name: "a"}, convertSlice(s))
 	if len(c.slices) != 0 || len(c.owner) != 0 {
 		t.Errorf("the cluster kept a slice without a Service: %v", c.slices)
@@ -184,8 +141,8 @@ func TestClusterIgnoresSliceWithoutService(t *testing.T) {
 func TestSliceMovesToAnotherService(t *testing.T) {
 	c := newCluster("n1")
 	name := balancer.Name{Namespace: "default", Name: "a"}
-	c.setSlice(name, convertSlice(webSlice("a", nil, "10.244.0.1")))
-	c.setSlice(name, convertSlice(webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "api" }, "10.244.0.1")))
+	c.setSlice(name, convertSlice(managertest.WebSlice("a", nil, "10.244.0.1")))
+	c.setSlice(name, convertSlice(managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "api" }, "10.244.0.1")))
 	if c.slices[balancer.Name{Namespace: "default", Name: "web"}] != nil || c.slices[balancer.Name{Namespace: "default", Name: "api"}] == nil {
 		t.Errorf("the slice belongs to %v", c.slices)
 	}
@@ -202,14 +159,14 @@ func TestHashRecordsFollowsDNS(t *testing.T) {
 		for _, s := range slices {
 			of[s.Name] = convertSlice(s)
 		}
-		return hashRecords(seed, convertService(webService(change)), of)
+		return hashRecords(seed, convertService(managertest.WebService(change)), of)
 	}
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} }
 	external := func(name string) func(*corev1.Service) {
 		return func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, name }
 	}
-	one, two := webSlice("a", nil, "10.244.0.1"), webSlice("b", nil, "10.244.0.2")
-	unready := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = pointer(false) }, "10.244.0.1")
+	one, two := managertest.WebSlice("a", nil, "10.244.0.1"), managertest.WebSlice("b", nil, "10.244.0.2")
+	unready := managertest.WebSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = managertest.Pointer(false) }, "10.244.0.1")
 	for name, tt := range map[string]struct {
 		before, after uint64
 		same          bool

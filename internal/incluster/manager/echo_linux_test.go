@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/tun/tuntest"
 	"kubevpn/pkg/wire/transport"
@@ -143,7 +144,7 @@ func TestPingReturnsReplyOrError(t *testing.T) {
 				if c.String() != tt.want {
 					t.Errorf("ended with %v, want %s", c, tt.want)
 				}
-			case <-time.After(testTimeout):
+			case <-time.After(managertest.Timeout):
 				t.Fatal("neither a reply nor an end")
 			}
 			<-ended

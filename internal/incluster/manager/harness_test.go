@@ -1,13 +1,8 @@
 package manager
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
-	"errors"
-	"io"
 	"log/slog"
-	"net"
 	"net/netip"
 	"sync"
 	"testing"
@@ -16,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wire/transport"
 )
@@ -27,9 +23,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// testTimeout bounds the wait for something that must happen. No test waits for it unless it fails.
-const testTimeout = time.Minute
-
 // running is a Manager on loopback, with a laptop's session.
 type running struct {
 	*Manager
@@ -38,7 +31,7 @@ type running struct {
 	addr   string // for sessions
 }
 
-// start runs a Manager until the test ends. It may dial loopback, which a real one may not: that is where tests
+// Start runs a Manager until the test ends. It may dial loopback, which a real one may not: that is where tests
 // have their pods.
 func start(t testing.TB, cfg Config, prepare ...func(*Manager)) *running {
 	t.Helper()
@@ -52,7 +45,7 @@ func start(t testing.TB, cfg Config, prepare ...func(*Manager)) *running {
 		p(m)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	sessions, health := listen(t), listen(t)
+	sessions, health := managertest.Listen(t), managertest.Listen(t)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := m.serve(ctx, sessions, health); err != nil {
@@ -63,108 +56,15 @@ func start(t testing.TB, cfg Config, prepare ...func(*Manager)) *running {
 		cancel()
 		wg.Wait()
 	})
-	return &running{Manager: m, laptop: connect(t, sessions.Addr().String()), health: "http://" + health.Addr().String(), addr: sessions.Addr().String()}
-}
-
-// connect returns a laptop's session with the manager at addr. The session ends with the test.
-func connect(t testing.TB, addr string) *transport.Session {
-	t.Helper()
-	arrived := make(chan *transport.Session, 1)
-	client := transport.NewClient(transport.ClientConfig{
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "tcp", addr)
-		},
-		OnSession: func(_ context.Context, s *transport.Session) { arrived <- s },
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := client.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
-			t.Logf("client: %v", err)
-		}
-	})
-	t.Cleanup(func() {
-		cancel()
-		wg.Wait()
-	})
-	select {
-	case s := <-arrived:
-		return s
-	case <-time.After(testTimeout):
-		t.Fatal("no session")
-		return nil
-	}
-}
-
-func listen(t testing.TB) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
-// control is the laptop's end of a control stream.
-type control struct {
-	t      testing.TB
-	stream *transport.Stream
-	lines  *bufio.Reader
-}
-
-// hello opens a control stream.
-func hello(t testing.TB, laptop *transport.Session, greeting any) *control {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
-	defer cancel()
-	st, err := laptop.Open(ctx, transport.Request{Proto: transport.ProtoControl})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { st.Close() })
-	if err := json.NewEncoder(st).Encode(greeting); err != nil {
-		t.Fatal(err)
-	}
-	return &control{t, st, bufio.NewReader(st)}
-}
-
-// next returns the manager's next message.
-func (c *control) next() api.ControlMessage {
-	c.t.Helper()
-	c.stream.SetReadDeadline(time.Now().Add(testTimeout))
-	line, err := c.lines.ReadBytes('\n')
-	if err != nil {
-		c.t.Fatalf("reading a control message: %v", err)
-	}
-	var m api.ControlMessage
-	if err := json.Unmarshal(line, &m); err != nil {
-		c.t.Fatal(err)
-	}
-	return m
-}
-
-// until reads messages until wanted accepts a State.
-func (c *control) until(what string, wanted func(*api.ManagerState) bool) api.ManagerState {
-	c.t.Helper()
-	for {
-		m := c.next()
-		if m.State != nil && wanted(m.State) {
-			return *m.State
-		}
-		if m.State != nil {
-			c.t.Logf("waiting for %s: %+v", what, *m.State)
-		}
-	}
+	return &running{Manager: m, laptop: managertest.Connect(t, sessions.Addr().String()), health: "http://" + health.Addr().String(), addr: sessions.Addr().String()}
 }
 
 // identified is start, with a laptop that has said hello.
 func identified(t testing.TB, scheduler string) *running {
 	t.Helper()
 	r := start(t, Config{})
-	c := hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: "laptop", Scheduler: scheduler})
-	if c.next().Hello == nil {
+	c := managertest.Hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: "laptop", Scheduler: scheduler})
+	if c.Next().Hello == nil {
 		t.Fatal("no Hello")
 	}
 	return r
@@ -173,11 +73,11 @@ func identified(t testing.TB, scheduler string) *running {
 // open opens a TCP flow to addr.
 func (r *running) open(t testing.TB, addr string) (*transport.Stream, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), managertest.Timeout)
 	defer cancel()
 	st, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: netip.MustParseAddrPort(addr)})
 	if err == nil {
-		st.SetDeadline(time.Now().Add(testTimeout))
+		st.SetDeadline(time.Now().Add(managertest.Timeout))
 		t.Cleanup(func() { st.Reset() })
 	}
 	return st, err
@@ -193,36 +93,4 @@ func (r *running) vip(endpoints ...string) {
 		}
 	}
 	r.dialer.balancer.Apply([]balancer.Service{s}, nil)
-}
-
-// pod serves every connection to a new loopback address with handle until the test ends.
-func pod(t testing.TB, handle func(*net.TCPConn)) string {
-	t.Helper()
-	l := listen(t)
-	var wg sync.WaitGroup
-	t.Cleanup(wg.Wait)
-	t.Cleanup(func() { l.Close() })
-	wg.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer conn.Close()
-				conn.SetDeadline(time.Now().Add(testTimeout))
-				handle(conn.(*net.TCPConn))
-			})
-		}
-	})
-	return l.Addr().String()
-}
-
-func readAll(t testing.TB, r io.Reader) string {
-	t.Helper()
-	b, err := io.ReadAll(r)
-	if err != nil {
-		t.Errorf("reading: %v", err)
-	}
-	return string(b)
 }

@@ -5,13 +5,14 @@ import (
 	"log/slog"
 	"testing"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 )
 
 // Any pod reaches the health port. Whatever pods send there, the kubelet gets an answer and memory stays bounded.
 func TestHealthPortIsBounded(t *testing.T) {
 	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
-	l := listen(t)
+	l := managertest.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- m.serveHealth(ctx, l) }()

@@ -9,35 +9,11 @@ import (
 	"syscall"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/wire/transport"
 )
-
-// sliceOf is an EndpointSlice of one Service, whose endpoints all have the port.
-func sliceOf(namespace, service string, port int32, addrs ...string) *discoveryv1.EndpointSlice {
-	name := ""
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
-	}
-	for _, a := range addrs {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
-	}
-	return s
-}
-
-func nodeAt(name string, addrs ...string) *corev1.Node {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	for _, a := range addrs {
-		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
-	}
-	return n
-}
 
 // fill passes objects to the manager, as its watches would.
 func fill(t *testing.T, m *Manager, nodeList, sliceList []any) {
@@ -62,11 +38,11 @@ func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 		t.Error("the filter refuses an address before the first sync")
 	}
 	fill(t, m,
-		[]any{nodeAt("a", "192.168.0.1", "fd00:192::1"), nodeAt("b", "192.168.0.2")},
+		[]any{managertest.NodeAt("a", "192.168.0.1", "fd00:192::1"), managertest.NodeAt("b", "192.168.0.2")},
 		[]any{
-			sliceOf("default", "kubernetes", 6443, "192.168.0.100", "192.168.0.1"),
-			sliceOf("monitoring", "exporter", 9100, "192.168.0.1", "192.168.0.2"),
-			sliceOf("default", "web", 8080, "10.244.0.7"),
+			managertest.SliceOf("default", "kubernetes", 6443, "192.168.0.100", "192.168.0.1"),
+			managertest.SliceOf("monitoring", "exporter", 9100, "192.168.0.1", "192.168.0.2"),
+			managertest.SliceOf("default", "web", 8080, "10.244.0.7"),
 		})
 	node := netip.MustParsePrefix("192.168.0.1/32")
 	for _, tt := range []struct {
@@ -100,14 +76,14 @@ func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 
 	t.Run("changes of the cluster change the filter", func(t *testing.T) {
 		c := m.publisher.cluster
-		if err := c.table(scope{resource: endpointSlices}).Delete(sliceOf("monitoring", "exporter", 9100)); err != nil {
+		if err := c.table(scope{resource: endpointSlices}).Delete(managertest.SliceOf("monitoring", "exporter", 9100)); err != nil {
 			t.Fatal(err)
 		}
 		m.publisher.post()
 		if may("192.168.0.1:9100") {
 			t.Error("the filter allows a removed endpoint")
 		}
-		if err := c.table(scope{resource: nodes}).Delete(nodeAt("b")); err != nil {
+		if err := c.table(scope{resource: nodes}).Delete(managertest.NodeAt("b")); err != nil {
 			t.Fatal(err)
 		}
 		m.publisher.post()
@@ -140,12 +116,12 @@ func TestNodesAreNotDialledIfSomeNamespacesAreWatched(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	replace(scope{resource: nodes}, nodeAt("a", "192.168.0.1"))
+	replace(scope{resource: nodes}, managertest.NodeAt("a", "192.168.0.1"))
 	c.recount()
 	if c.hostAddrs() != nil {
 		t.Error("the filter refuses nodes, although no endpoint is known")
 	}
-	replace(scope{endpointSlices, "shop"}, sliceOf("shop", "exporter", 9100, "192.168.0.1"))
+	replace(scope{endpointSlices, "shop"}, managertest.SliceOf("shop", "exporter", 9100, "192.168.0.1"))
 	f := access.Filter{}
 	f.Hosts.Store(c.hostAddrs())
 	for dst, want := range map[string]bool{"192.168.0.1:9100": true, "192.168.0.1:22": false} {
@@ -166,13 +142,13 @@ func TestNodesAreNotDialledIfSomeNamespacesAreWatched(t *testing.T) {
 
 // The guard covers streams, pings and packets. The manager dials an endpoint of a Service at any address.
 func TestNoProtocolReachesNodes(t *testing.T) {
-	server := pod(t, func(c *net.TCPConn) { c.Write([]byte("served")) })
+	server := managertest.TCPPod(t, func(c *net.TCPConn) { c.Write([]byte("served")) })
 	at := netip.MustParseAddrPort(server)
 	extra := func(t *testing.T, cidrs ...netip.Prefix) *running {
 		r := start(t, Config{}, func(m *Manager) {
-			fill(t, m, []any{nodeAt("a", "127.0.0.1")}, []any{sliceOf("default", "kubernetes", 6443, "127.0.0.1")})
+			fill(t, m, []any{managertest.NodeAt("a", "127.0.0.1")}, []any{managertest.SliceOf("default", "kubernetes", 6443, "127.0.0.1")})
 		})
-		if c := hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: "laptop", ExtraCIDRs: cidrs}); c.next().Hello == nil {
+		if c := managertest.Hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: "laptop", ExtraCIDRs: cidrs}); c.Next().Hello == nil {
 			t.Fatal("no Hello")
 		}
 		return r
@@ -192,7 +168,7 @@ func TestNoProtocolReachesNodes(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the ClusterIP of a Service on the node: %v", err)
 	}
-	if got := readAll(t, st); got != "served" {
+	if got := managertest.ReadAll(t, st); got != "served" {
 		t.Errorf("the Service says %q", got)
 	}
 	if _, err := extra(t, netip.MustParsePrefix("127.0.0.1/32")).open(t, server); err != nil {
@@ -202,16 +178,16 @@ func TestNoProtocolReachesNodes(t *testing.T) {
 
 // A client's identity is a secret that entitles it to its address.
 func TestClientIdentityIsNotLogged(t *testing.T) {
-	said := make(lines, 1000)
+	said := make(managertest.LogLines, 1000)
 	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	const secret = "5ecre7-1den7i7y"
-	c := hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret})
-	first := c.next()
+	c := managertest.Hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret})
+	first := c.Next()
 	if first.Hello == nil || len(first.Hello.Lease.Addrs) == 0 {
 		t.Fatalf("no lease: %+v", first)
 	}
-	other := connect(t, r.addr)
-	d := hello(t, other, api.ClientHello{Protocol: api.Protocol, Client: "other", Lease: first.Hello.Lease.Addrs}).next()
+	other := managertest.Connect(t, r.addr)
+	d := managertest.Hello(t, other, api.ClientHello{Protocol: api.Protocol, Client: "other", Lease: first.Hello.Lease.Addrs}).Next()
 	if d.Hello == nil || len(d.Hello.Lease.Addrs) == 0 || d.Hello.Lease.Addrs[0] == first.Hello.Lease.Addrs[0] {
 		t.Errorf("another client that asks for the address gets %+v", d.Hello)
 	}
@@ -220,7 +196,7 @@ func TestClientIdentityIsNotLogged(t *testing.T) {
 			t.Errorf("the log contains the identity: %s", line)
 		}
 	}
-	long := hello(t, connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: strings.Repeat("x", maxClient+1)}).next()
+	long := managertest.Hello(t, managertest.Connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: strings.Repeat("x", maxClient+1)}).Next()
 	if long.Error == nil {
 		t.Errorf("an identity of %d bytes got %+v", maxClient+1, long)
 	}
@@ -259,9 +235,9 @@ func TestAdminsNetworksApplyAboveTheLaptops(t *testing.T) {
 		t.Run(tt.about, func(t *testing.T) {
 			m := New(Config{Logger: slog.New(slog.DiscardHandler), AllowCIDRs: tt.allow, DenyCIDRs: tt.deny})
 			m.filter.DNS = []netip.Addr{netip.MustParseAddr("10.96.0.10")}
-			fill(t, m, []any{nodeAt("a", "192.168.0.1")}, []any{sliceOf("default", "web", 8080, "10.244.0.7")})
+			fill(t, m, []any{managertest.NodeAt("a", "192.168.0.1")}, []any{managertest.SliceOf("default", "web", 8080, "10.244.0.7")})
 			dst := netip.MustParseAddrPort(tt.dst)
-			if got := m.router.allows(dst, tt.extra); got != tt.want {
+			if got := m.filter.AllowsDirect(dst, tt.extra); got != tt.want {
 				t.Errorf("a packet: %v, want %v", got, tt.want)
 			}
 			if err := errors.Join(m.dialer.check(dst), m.dialer.checkHost(dst, tt.extra)); (err == nil) != tt.want || err != nil && !errors.Is(err, syscall.EACCES) {

@@ -23,6 +23,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 )
 
@@ -120,7 +121,7 @@ func TestDialFirstFailsOver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+			ctx, cancel := context.WithTimeout(t.Context(), managertest.Timeout)
 			defer cancel()
 			_, err = kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
@@ -134,7 +135,7 @@ func TestDialFirstFailsOver(t *testing.T) {
 }
 
 func TestDialFirstPrefersFirstServer(t *testing.T) {
-	a, b := listen(t), listen(t)
+	a, b := managertest.Listen(t), managertest.Listen(t)
 	for range 10 {
 		conn, err := dialFirst(t.Context(), "tcp", []string{a.Addr().String(), b.Addr().String()})
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
 )
@@ -16,7 +17,7 @@ import (
 // again, and those of another laptop work meanwhile.
 func TestLaptopThatReadsNothingStaysWithinBudget(t *testing.T) {
 	const size, flows, budget = 1 << 20, 400, 160 << 20 // a large buffer for each flow would be more than Hold allows
-	pod := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) {
+	pod := netip.MustParseAddrPort(managertest.TCPPod(t, func(c *net.TCPConn) {
 		c.SetDeadline(time.Time{})
 		c.Write(make([]byte, size))
 		c.CloseWrite()
@@ -24,9 +25,9 @@ func TestLaptopThatReadsNothingStaysWithinBudget(t *testing.T) {
 		io.Copy(io.Discard, c)
 	}))
 	r := start(t, Config{}, func(m *Manager) { m.budget = transport.NewBudget(maxStreams, budget) })
-	hello(t, r.laptop, helloV1).next()
-	another := connect(t, r.addr)
-	hello(t, another, helloV1).next()
+	managertest.Hello(t, r.laptop, helloV1).Next()
+	another := managertest.Connect(t, r.addr)
+	managertest.Hello(t, another, helloV1).Next()
 	open := func(laptop *transport.Session) *transport.Stream {
 		t.Helper()
 		st, err := laptop.Open(t.Context(), transport.Request{Proto: transport.ProtoTCP, Dst: pod})
@@ -58,9 +59,9 @@ func TestLaptopThatReadsNothingStaysWithinBudget(t *testing.T) {
 // Ended flows free their streams and buffers, however they end. A leak would starve all laptops in the end.
 func TestEndedFlowsLeaveTheBudgetEmpty(t *testing.T) {
 	r := start(t, Config{})
-	hello(t, r.laptop, helloV1).next()
-	echo := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) { io.Copy(c, c) }))
-	datagrams := netip.MustParseAddrPort(udpPod(t, "a"))
+	managertest.Hello(t, r.laptop, helloV1).Next()
+	echo := netip.MustParseAddrPort(managertest.TCPPod(t, func(c *net.TCPConn) { io.Copy(c, c) }))
+	datagrams := netip.MustParseAddrPort(managertest.UDPPod(t, "a"))
 	nobody := netip.MustParseAddrPort("127.0.0.1:1")
 	for i := range 30 {
 		ctx, cancel := context.WithCancel(t.Context())

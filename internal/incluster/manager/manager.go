@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/internal/process/footprint"
 	"kubevpn/internal/process/metrics"
 	"kubevpn/pkg/datapath/balancer"
@@ -78,7 +79,7 @@ type Manager struct {
 	dialer    *dialer
 	filter    *access.Filter
 	limited   bool // an admin limits what laptops reach
-	router    *router
+	router    *router.Router
 	budget    *transport.Budget              // of all sessions
 	gateways  net.Listener                   // nil: no gateway can connect
 	proxy     *proxyPort                     // nil: none
@@ -96,13 +97,13 @@ func New(cfg Config) *Manager {
 		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
 		filter:  &access.Filter{Pod: cfg.PodIPs, Allow: cfg.AllowCIDRs, Deny: cfg.DenyCIDRs},
 		budget:  transport.NewBudget(maxStreams, maxBuffered),
-		routes:  podRoutes,
+		routes:  router.PodRoutes,
 	}
 	m.dialer.check, m.dialer.checkHost = m.filter.Check, m.filter.CheckHost
 	m.dialer.policy = access.New(access.Config{Namespaces: cfg.AllowNamespaces, Authorize: cfg.Authorize, Filter: m.filter,
 		Service: m.dialer.balancer.Service, HasAddress: m.pods.read, Logger: m.log})
 	m.limited = m.dialer.policy != nil || len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
-	m.router = newRouter(m.filter.AllowsDirect, c.changed.Raise, m.log)
+	m.router = router.New(m.filter.AllowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
 		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, watcher: m.watcher,
@@ -147,7 +148,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		m.publisher.self.port = m.proxy.tickets.port
 	}
 	if m.cfg.GatewaySocket != "" && !m.limited { // see acceptControl
-		if m.gateways, err = listenGateways(ctx, m.cfg.GatewaySocket); err != nil {
+		if m.gateways, err = router.ListenGateways(ctx, m.cfg.GatewaySocket); err != nil {
 			return fmt.Errorf("listening for a gateway: %w", err)
 		}
 		defer m.gateways.Close()
@@ -187,7 +188,7 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	g.Go(func() error { return m.serveHealth(ctx, health) })
 	g.Go(func() error { return footprint.ReleaseMemory(ctx) })
 	if m.gateways != nil {
-		g.Go(func() error { return m.serveGateways(ctx) })
+		g.Go(func() error { return m.router.ServeGateways(ctx, m.gateways) })
 	}
 	if m.proxy != nil {
 		g.Go(func() error { return m.proxy.Run(ctx) })

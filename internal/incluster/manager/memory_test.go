@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
 )
@@ -101,9 +102,9 @@ func TestIdleFlowsTakeLittleMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	laptop := connect(t, strings.TrimSpace(addr))
-	hello(t, laptop, helloV1).next()
-	echo := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) { c.SetDeadline(time.Time{}); io.Copy(c, c) }))
+	laptop := managertest.Connect(t, strings.TrimSpace(addr))
+	managertest.Hello(t, laptop, helloV1).Next()
+	echo := netip.MustParseAddrPort(managertest.TCPPod(t, func(c *net.TCPConn) { c.SetDeadline(time.Time{}); io.Copy(c, c) }))
 
 	flow := func(n int) {
 		t.Helper()
@@ -138,14 +139,14 @@ func TestIdleFlowsTakeLittleMemory(t *testing.T) {
 		t.Errorf("an idle TCP flow takes %.1f kB, more than 12", perFlow)
 	}
 
-	answering := netip.MustParseAddrPort(udpPod(t, "a"))
+	answering := netip.MustParseAddrPort(managertest.UDPPod(t, "a"))
 	for range flows {
 		p, err := laptop.OpenPackets(context.Background(), transport.Request{Proto: transport.ProtoUDP, Dst: answering})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		expect(t, p, "x", "a:x")
+		managertest.Expect(t, p, "x", "a:x")
 	}
 	perFlow = float64(settled()-after) / flows
 	t.Logf("%.1f kB per idle UDP flow", perFlow)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/process/metrics"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
@@ -53,9 +54,9 @@ func TestMetricsFollowTheConventions(t *testing.T) {
 
 // A scrape shows the bytes of current sessions and of ended ones.
 func TestMetricsCountBytesOfAllSessions(t *testing.T) {
-	l := listen(t)
+	l := managertest.Listen(t)
 	m := start(t, Config{}, func(m *Manager) { m.metrics = l })
-	pod := listen(t)
+	pod := managertest.Listen(t)
 	go func() {
 		for {
 			conn, err := pod.Accept()
@@ -68,7 +69,7 @@ func TestMetricsCountBytesOfAllSessions(t *testing.T) {
 			}()
 		}
 	}()
-	hello(t, m.laptop, helloV1).next()
+	managertest.Hello(t, m.laptop, helloV1).Next()
 	echo := func(s *transport.Session) {
 		t.Helper()
 		st, err := s.Open(t.Context(), transport.Request{Proto: transport.ProtoTCP,
@@ -99,7 +100,7 @@ func TestMetricsCountBytesOfAllSessions(t *testing.T) {
 		}
 	}
 	m.laptop.Close()
-	testenv.Eventually(t, testTimeout, func() error {
+	testenv.Eventually(t, managertest.Timeout, func() error {
 		sessions, total := m.publisher.traffic()
 		if sessions == 0 && total.Sent > 100_000 && total.Received > 100_000 {
 			return nil
@@ -136,11 +137,11 @@ func scrape(t *testing.T, url string) string {
 func TestAllMetricsAreListed(t *testing.T) {
 	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
 	var err error
-	if m.proxy, err = newProxyPort(listen(t), m.log); err != nil {
+	if m.proxy, err = newProxyPort(managertest.Listen(t), m.log); err != nil {
 		t.Fatal(err)
 	}
 	m.proxy.CountRejected(noTicket, &net.TCPAddr{})
-	l := listen(t)
+	l := managertest.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- metrics.Serve(ctx, "metrics", l, metrics.Handler(m.collector())) }()

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,70 +20,55 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/datapath/balancer"
 )
 
-func podAt(namespace, name, addr string, onHost bool) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.PodSpec{HostNetwork: onHost},
-		Status: corev1.PodStatus{PodIP: addr, PodIPs: []corev1.PodIP{{IP: addr}}}}
-}
-
-// sliceOfPods returns an EndpointSlice whose endpoints are pods, given as NAME=ADDRESS.
-func sliceOfPods(namespace, name string, pods ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-		AddressType: discoveryv1.AddressTypeIPv4}
-	for _, p := range pods {
-		name, addr, _ := strings.Cut(p, "=")
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: namespace, Name: name}})
-	}
-	return s
-}
-
 // A tenant writes EndpointSlices that claim addresses for pods.
 func TestOnlyAddressesOfPodsAreRouted(t *testing.T) {
-	kube := newFakeAPI(nil, append(testCluster(),
-		podAt("shop", "web", "10.42.1.5", false), sliceOfPods("shop", "web", "web=10.42.1.5"),
-		podAt("mallory", "mine", "10.42.2.5", false), podAt("mallory", "agent", "10.79.1.5", true), podAt("shop", "db", "10.81.1.5", false),
-		sliceOfPods("mallory", "a", "none=10.77.1.5", "mine=10.78.1.5", "agent=10.79.1.5", "mine=192.168.1.7", "../../../api/v1/nodes=10.80.1.5"),
-		sliceOfPods("mallory", "b", "mine=140.82.121.3", "mine=8.8.8.8", "mine=0.0.0.5", "mine=240.1.2.3", "none=10.42.1.6"),
+	kube := managertest.NewFakeAPI(nil, append(managertest.Objects(),
+		managertest.PodAt("shop", "web", "10.42.1.5", false), managertest.SliceOfPods("shop", "web", "web=10.42.1.5"),
+		managertest.PodAt("mallory", "mine", "10.42.2.5", false), managertest.PodAt("mallory", "agent", "10.79.1.5", true), managertest.PodAt("shop", "db", "10.81.1.5", false),
+		managertest.SliceOfPods("mallory", "a", "none=10.77.1.5", "mine=10.78.1.5", "agent=10.79.1.5", "mine=192.168.1.7", "../../../api/v1/nodes=10.80.1.5"),
+		managertest.SliceOfPods("mallory", "b", "mine=140.82.121.3", "mine=8.8.8.8", "mine=0.0.0.5", "mine=240.1.2.3", "none=10.42.1.6"),
 		func() *discoveryv1.EndpointSlice { // the pod is in another namespace
-			s := sliceOfPods("mallory", "c", "db=10.81.1.5")
+			s := managertest.SliceOfPods("mallory", "c", "db=10.81.1.5")
 			s.Endpoints[0].TargetRef.Namespace = "shop"
 			return s
 		}(),
 	)...)
 	r := start(t, Config{Kube: kube, NodeName: "n1"})
 	<-r.publisher.ready
-	c := hello(t, r.laptop, helloV1)
-	state := c.next().Hello.State
-	if want := prefixesOf("10.42.1.0/24", "10.244.0.0/23"); !slices.Equal(state.PodCIDRs, want) {
+	c := managertest.Hello(t, r.laptop, helloV1)
+	state := c.Next().Hello.State
+	if want := managertest.PrefixesOf("10.42.1.0/24", "10.244.0.0/23"); !slices.Equal(state.PodCIDRs, want) {
 		t.Errorf("pods: %v, want %v", state.PodCIDRs, want)
 	}
-	if want := prefixesOf("10.244.0.0/23"); !slices.Equal(state.StatedPodCIDRs, want) {
+	if want := managertest.PrefixesOf("10.244.0.0/23"); !slices.Equal(state.StatedPodCIDRs, want) {
 		t.Errorf("stated: %v, want %v", state.StatedPodCIDRs, want)
 	}
-	if want := prefixesOf("0.0.0.0/24", "8.8.8.0/24", "140.82.121.0/24"); !slices.Equal(state.Ignored, want) {
+	if want := managertest.PrefixesOf("0.0.0.0/24", "8.8.8.0/24", "140.82.121.0/24"); !slices.Equal(state.Ignored, want) {
 		t.Errorf("ignored: %v, want %v", state.Ignored, want)
 	}
 	// Once a pod is there, its block is routed.
-	if _, err := kube.CoreV1().Pods("shop").Create(t.Context(), podAt("shop", "late", "10.78.1.9", false), metav1.CreateOptions{}); err != nil {
+	if _, err := kube.CoreV1().Pods("shop").Create(t.Context(), managertest.PodAt("shop", "late", "10.78.1.9", false), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := kube.DiscoveryV1().EndpointSlices("shop").Create(t.Context(), sliceOfPods("shop", "late", "late=10.78.1.9"), metav1.CreateOptions{}); err != nil {
+	if _, err := kube.DiscoveryV1().EndpointSlices("shop").Create(t.Context(), managertest.SliceOfPods("shop", "late", "late=10.78.1.9"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	c.until("its block", func(s *api.ManagerState) bool {
-		return slices.Equal(s.PodCIDRs, prefixesOf("10.42.1.0/24", "10.78.1.0/24", "10.244.0.0/23"))
+	c.Until("its block", func(s *api.ManagerState) bool {
+		return slices.Equal(s.PodCIDRs, managertest.PrefixesOf("10.42.1.0/24", "10.78.1.0/24", "10.244.0.0/23"))
 	})
 }
 
 // An address that belongs to no pod must not become the probe address of laptops.
 func TestPodThatProvesTunnelIsRouted(t *testing.T) {
-	slice := webSlice("web-1", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.Name = "none" }, "8.8.8.8", "10.244.0.9")
-	kube := newFakeAPI(nil, testNode("n1", "10.244.0.0/24", "192.168.0.1", "z1"), webService(nil), slice)
+	slice := managertest.WebSlice("web-1", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.Name = "none" }, "8.8.8.8", "10.244.0.9")
+	kube := managertest.NewFakeAPI(nil, managertest.Node("n1", "10.244.0.0/24", "192.168.0.1", "z1"), managertest.WebService(nil), slice)
 	r := start(t, Config{Kube: kube, NodeName: "n1"})
 	<-r.publisher.ready
-	if state := hello(t, r.laptop, helloV1).next().Hello.State; state.ProbePod != netip.MustParseAddrPort("10.244.0.9:8080") {
+	if state := managertest.Hello(t, r.laptop, helloV1).Next().Hello.State; state.ProbePod != netip.MustParseAddrPort("10.244.0.9:8080") {
 		t.Errorf("the pod is %v", state.ProbePod)
 	}
 }
@@ -93,16 +77,16 @@ func TestPodThatProvesTunnelIsRouted(t *testing.T) {
 type reading struct {
 	*cluster
 	reader *podReader
-	kube   *fakeAPI
+	kube   *managertest.FakeAPI
 	reads  atomic.Int32
 }
 
 func startReading(t *testing.T, objects ...runtime.Object) *reading {
-	r := &reading{kube: newFakeAPI(nil, objects...), cluster: newCluster("")}
+	r := &reading{kube: managertest.NewFakeAPI(nil, objects...), cluster: newCluster("")}
 	r.synced[scope{resource: nodes}] = true
 	r.kube.PrependReactor("get", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		r.reads.Add(1)
-		if r.kube.denies("get pods") {
+		if r.kube.Denies("get pods") {
 			return true, nil, apierrors.NewForbidden(a.GetResource().GroupResource(), "", nil)
 		}
 		return false, nil, nil
@@ -140,29 +124,29 @@ func (r *reading) pods() []netip.Prefix {
 // bogus returns EndpointSlices with n addresses that belong to no pod, each in a block of its own.
 func bogus(namespace string, n int) (out []*discoveryv1.EndpointSlice) {
 	for i := range n {
-		out = append(out, sliceOfPods(namespace, fmt.Sprint("s", i), fmt.Sprintf("none=10.%d.%d.1", 100+i>>8, i&255)))
+		out = append(out, managertest.SliceOfPods(namespace, fmt.Sprint("s", i), fmt.Sprintf("none=10.%d.%d.1", 100+i>>8, i&255)))
 	}
 	return out
 }
 
 func TestPodsAreReadSparingly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := startReading(t, podAt("shop", "web", "10.42.1.5", false))
+		r := startReading(t, managertest.PodAt("shop", "web", "10.42.1.5", false))
 		r.set(bogus("mallory", 2000)...)
 		time.Sleep(10*time.Second + time.Millisecond)
 		if n := r.reads.Load(); n > 11*readBatch || n < 10*readBatch {
 			t.Errorf("%d pods were read in 10 s", n)
 		}
 		// Blocks of other namespaces do not wait for the bogus ones.
-		r.set(sliceOfPods("shop", "web", "web=10.42.1.5"))
+		r.set(managertest.SliceOfPods("shop", "web", "web=10.42.1.5"))
 		time.Sleep(readInterval)
 		synctest.Wait()
-		if got, want := r.pods(), prefixesOf("10.42.1.0/24"); !slices.Equal(got, want) {
+		if got, want := r.pods(), managertest.PrefixesOf("10.42.1.0/24"); !slices.Equal(got, want) {
 			t.Errorf("pods %v, want %v", got, want)
 		}
 		time.Sleep(2 * time.Minute) // all were read
 		before := r.reads.Load()
-		r.set(sliceOfPods("shop", "db", "web=10.42.1.5"))
+		r.set(managertest.SliceOfPods("shop", "db", "web=10.42.1.5"))
 		time.Sleep(time.Minute)
 		if n := r.reads.Load() - before; n > 0 {
 			t.Errorf("the podReader read %d pods again at once", n)
@@ -177,16 +161,16 @@ func TestPodsAreReadSparingly(t *testing.T) {
 // Without the right, as a Role of an earlier version has it, endpoints are routed one by one.
 func TestAddressesAreBelievedWhenPodsMayNotBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := startReading(t, podAt("shop", "web", "10.42.1.5", false))
-		r.kube.set(func() { r.kube.denied["get pods"] = true })
-		r.set(sliceOfPods("shop", "web", "web=10.42.1.5", "web=8.8.8.8"), sliceOfPods("mallory", "x", "none=10.77.1.5"))
-		if got, want := r.pods(), prefixesOf("10.42.1.5/32", "10.77.1.5/32"); !slices.Equal(got, want) || !r.networks.mayNotRead {
+		r := startReading(t, managertest.PodAt("shop", "web", "10.42.1.5", false))
+		r.kube.Set(func() { r.kube.Denied["get pods"] = true })
+		r.set(managertest.SliceOfPods("shop", "web", "web=10.42.1.5", "web=8.8.8.8"), managertest.SliceOfPods("mallory", "x", "none=10.77.1.5"))
+		if got, want := r.pods(), managertest.PrefixesOf("10.42.1.5/32", "10.77.1.5/32"); !slices.Equal(got, want) || !r.networks.mayNotRead {
 			t.Errorf("pods %v, want %v", got, want)
 		}
-		r.kube.set(func() { clear(r.kube.denied) })
+		r.kube.Set(func() { clear(r.kube.Denied) })
 		time.Sleep(rightsInterval + 2*readInterval)
 		synctest.Wait()
-		if got, want := r.pods(), prefixesOf("10.42.1.0/24"); !slices.Equal(got, want) || r.networks.mayNotRead {
+		if got, want := r.pods(), managertest.PrefixesOf("10.42.1.0/24"); !slices.Equal(got, want) || r.networks.mayNotRead {
 			t.Errorf("once pods may be read: %v, want %v", got, want)
 		}
 	})
@@ -194,20 +178,20 @@ func TestAddressesAreBelievedWhenPodsMayNotBeRead(t *testing.T) {
 
 func TestBlocksWaitForAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := startReading(t, podAt("shop", "web", "10.42.1.5", false))
+		r := startReading(t, managertest.PodAt("shop", "web", "10.42.1.5", false))
 		var down atomic.Bool
 		down.Store(true)
 		r.kube.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return down.Load(), nil, apierrors.NewInternalError(fmt.Errorf("connection refused"))
 		})
-		r.set(sliceOfPods("shop", "web", "web=10.42.1.5"))
+		r.set(managertest.SliceOfPods("shop", "web", "web=10.42.1.5"))
 		if got := r.pods(); len(got) > 0 || !r.firstRoundDone {
 			t.Errorf("pods %v, laptops wait: %v", got, !r.firstRoundDone)
 		}
 		down.Store(false)
 		time.Sleep(retryMost)
 		synctest.Wait()
-		if got, want := r.pods(), prefixesOf("10.42.1.0/24"); !slices.Equal(got, want) {
+		if got, want := r.pods(), managertest.PrefixesOf("10.42.1.0/24"); !slices.Equal(got, want) {
 			t.Errorf("pods %v, want %v", got, want)
 		}
 	})
@@ -225,7 +209,7 @@ func FuzzEndpointSlice(f *testing.F) {
 	f.Add("IPv6", "2001:db8::1", "Pod", "web", "", true)
 	f.Add("FQDN", "example.com", "Node", "n1", "", false)
 	f.Fuzz(func(t *testing.T, addressType, addr, kind, name, namespace string, believe bool) {
-		s := sliceOfPods("shop", "web", "web="+addr)
+		s := managertest.SliceOfPods("shop", "web", "web="+addr)
 		s.AddressType = discoveryv1.AddressType(addressType)
 		s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: kind, Name: name, Namespace: namespace}
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{}, discoveryv1.Endpoint{Addresses: []string{addr, "10.1.1.1"}})
@@ -243,7 +227,7 @@ func FuzzEndpointSlice(f *testing.F) {
 		c.recount()
 		for range 2 {
 			for _, p := range c.networks.prefixes(true).pods {
-				if !p.Addr().IsPrivate() && !slices.ContainsFunc(prefixesOf("100.64.0.0/10", "198.18.0.0/15", "240.0.0.0/4", "34.118.224.0/20"),
+				if !p.Addr().IsPrivate() && !slices.ContainsFunc(managertest.PrefixesOf("100.64.0.0/10", "198.18.0.0/15", "240.0.0.0/4", "34.118.224.0/20"),
 					func(n netip.Prefix) bool { return n.Contains(p.Addr()) && n.Bits() < p.Bits() }) {
 					t.Errorf("laptops learn %v", p)
 				}

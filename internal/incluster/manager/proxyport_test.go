@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/authlistener"
 	"kubevpn/pkg/wire/nonblock"
@@ -40,7 +41,7 @@ type withProxyPort struct {
 func startProxyPort(t testing.TB) *withProxyPort {
 	t.Helper()
 	w := new(withProxyPort)
-	l := listen(t)
+	l := managertest.Listen(t)
 	w.running = start(t, Config{}, func(m *Manager) {
 		var err error
 		if m.proxy, err = newProxyPort(l, m.log); err != nil {
@@ -54,8 +55,8 @@ func startProxyPort(t testing.TB) *withProxyPort {
 
 func greet(t testing.TB, laptop *transport.Session) {
 	t.Helper()
-	c := hello(t, laptop, api.ClientHello{Protocol: api.Protocol, Client: laptop.ID().String()})
-	if c.next().Hello == nil {
+	c := managertest.Hello(t, laptop, api.ClientHello{Protocol: api.Protocol, Client: laptop.ID().String()})
+	if c.Next().Hello == nil {
 		t.Fatal("no Hello")
 	}
 }
@@ -70,14 +71,14 @@ type holder struct {
 // askTicket sends a request for a ticket, possibly an invalid one, and returns the answer.
 func askTicket(t testing.TB, laptop *transport.Session, request any) api.Ticket {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), managertest.Timeout)
 	defer cancel()
 	st, err := laptop.Open(ctx, transport.Request{Proto: transport.ProtoTicket})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	st.SetDeadline(time.Now().Add(testTimeout))
+	st.SetDeadline(time.Now().Add(managertest.Timeout))
 	if err := json.NewEncoder(st).Encode(request); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +174,7 @@ func (w *withProxyPort) visit(t testing.TB) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(testTimeout))
+	conn.SetDeadline(time.Now().Add(managertest.Timeout))
 	return conn
 }
 
@@ -198,7 +199,7 @@ func (w *withProxyPort) wantRejected(t testing.TB, conn net.Conn, before int, wh
 // A session that began over a port-forward continues over conns of the proxy port, with every byte of its streams.
 func TestProxyPortContinuesASession(t *testing.T) {
 	w := new(withProxyPort)
-	l := listen(t)
+	l := managertest.Listen(t)
 	w.running = start(t, Config{}, func(m *Manager) {
 		var err error
 		if m.proxy, err = newProxyPort(l, m.log); err != nil {
@@ -238,7 +239,7 @@ func TestProxyPortContinuesASession(t *testing.T) {
 	w.laptop = <-arrived
 	greet(t, w.laptop)
 
-	st, err := w.open(t, pod(t, func(c *net.TCPConn) {
+	st, err := w.open(t, managertest.TCPPod(t, func(c *net.TCPConn) {
 		io.Copy(c, c)
 		c.CloseWrite()
 	}))
@@ -350,7 +351,7 @@ func TestProxyPortIsSilent(t *testing.T) {
 		w.wantRejected(t, conn, 0, expiredTicket)
 	})
 	t.Run("ended-session", func(t *testing.T) {
-		other := connect(t, w.addr)
+		other := managertest.Connect(t, w.addr)
 		greet(t, other)
 		r := obtain(t, other)
 		other.Close()
@@ -388,7 +389,7 @@ func (c writeOnly) SetWriteDeadline(time.Time) error { return nil }
 func TestProxyPortRequiresTheSessionsCertificate(t *testing.T) {
 	w := startProxyPort(t)
 	good := obtain(t, w.laptop)
-	other := connect(t, w.addr)
+	other := managertest.Connect(t, w.addr)
 	greet(t, other)
 	others := obtain(t, other)
 
@@ -500,7 +501,7 @@ func TestProxyPortRequiresTheSessionsCertificate(t *testing.T) {
 
 // A slow client is rejected after the timeout.
 func TestProxyPortRejectsSlowClient(t *testing.T) {
-	p, err := newProxyPort(listen(t), slog.New(slog.DiscardHandler))
+	p, err := newProxyPort(managertest.Listen(t), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -563,7 +564,7 @@ func TestProxyPortClosesTheBusiestAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		conn.SetDeadline(time.Now().Add(testTimeout))
+		conn.SetDeadline(time.Now().Add(managertest.Timeout))
 		return conn
 	}
 	first := from(2)
@@ -695,7 +696,7 @@ func FuzzReadUpgrade(f *testing.F) {
 func BenchmarkConn(b *testing.B) {
 	w := startProxyPort(b)
 	good := obtain(b, w.laptop)
-	l := nonblock.Listener{Listener: listen(b)} // its connections do not reach a transport.Server
+	l := nonblock.Listener{Listener: managertest.Listen(b)} // its connections do not reach a transport.Server
 	var laptop sync.WaitGroup
 	defer laptop.Wait()
 	laptop.Go(func() {

@@ -14,6 +14,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/wakeup"
@@ -30,7 +31,7 @@ type publisher struct {
 	notices  *wakeup.Value[*notice] // the latest, for all control streams; a slow reader skips some and blocks nobody
 	watcher  *watcher
 	pods     *podReader     // looks for new blocks of pods
-	router   *router        // knows the inner networks and the gateway
+	router   *router.Router // knows the inner networks and the gateway
 	filter   *access.Filter // receives the addresses of nodes and the API server
 	policy   *access.Policy // receives the claims of EndpointSlices
 	// gvisorOnly: there is no gateway, because an admin limits what laptops reach.
@@ -239,7 +240,7 @@ func (p *publisher) post() {
 	}
 	n.state.Direct = p.cluster.direct(p.self)
 	ready = ready && p.cluster.firstRoundDone
-	p.router.describe(&n.state)
+	p.router.Describe(&n.state)
 	p.probes(&n.state)
 	if p.cluster.knows(services) {
 		n.names, n.records = p.snapshot(), p.records

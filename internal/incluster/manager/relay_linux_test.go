@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 )
 
@@ -52,7 +53,7 @@ func (l *stalledLaptop) Close() error      { return l.say("close") }
 // Linux reports a reset once: after a failed write, a read returns an end of data. That must not reach the laptop as a
 // FIN, because the truncated answer would look complete.
 func TestRelayForwardsResetThatWriterSaw(t *testing.T) {
-	l := listen(t)
+	l := managertest.Listen(t)
 	client, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wire/transport"
 )
@@ -28,7 +29,7 @@ type session struct {
 	transport *transport.Session
 	log       *slog.Logger
 
-	peer    *peer
+	peer    *router.Peer
 	buffers buffers
 	flows   sync.WaitGroup
 
@@ -43,7 +44,7 @@ func (m *Manager) newSession(s *transport.Session) *session {
 		identified: make(chan struct{}),
 	}
 	connected := func() bool { return s.Err() == nil && s.Attached() }
-	laptop.peer = newPeer(m.router, connected, sync.OnceFunc(func() {
+	laptop.peer = router.NewPeer(m.router, laptop.log, connected, sync.OnceFunc(func() {
 		// Close waits for the laptop, and the router calls this function with its mutex held. Before serve waits for
 		// flows, it dismisses the peer, and the router no longer calls it.
 		laptop.flows.Go(func() {
@@ -65,7 +66,7 @@ func (s *session) serve(ctx context.Context) {
 		defer s.manager.proxy.tickets.forget(s.transport.ID()) // after all requests for tickets
 	}
 	defer s.flows.Wait()
-	defer s.manager.router.dismiss(s.peer)
+	defer s.peer.Dismiss()
 	for {
 		in, err := s.transport.Accept(ctx)
 		if err != nil {
@@ -124,7 +125,7 @@ func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 	case transport.ProtoEcho:
 		err = s.acceptEcho(in)
 	case transport.ProtoIP:
-		err = s.acceptPacketStream(in)
+		err = s.peer.Accept(in)
 	case transport.ProtoTicket:
 		err = s.acceptTicket(in)
 	default:

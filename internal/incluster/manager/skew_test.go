@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/managertest"
 )
 
 // The first lines of laptops of other minor versions, which docs/how-to/upgrade.md allows. TestNeighboursWork of
@@ -25,7 +26,7 @@ func TestLaptopOfNeighbouringMinorVersionIsServed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, Config{PodName: "tm-1"})
-			m := hello(t, r.laptop, json.RawMessage(test.line)).next()
+			m := managertest.Hello(t, r.laptop, json.RawMessage(test.line)).Next()
 			if test.protocol == 0 {
 				if m.Error == nil || m.Error.Code != api.ExitIncompatible || m.Error.Hint == "" {
 					t.Errorf("got %+v", m)

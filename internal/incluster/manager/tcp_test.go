@@ -14,13 +14,14 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
 )
 
 func TestTCPFlowCarriesBytesBothWays(t *testing.T) {
 	r := identified(t, "")
-	st, err := r.open(t, pod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
+	st, err := r.open(t, managertest.TCPPod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +31,7 @@ func TestTCPFlowCarriesBytesBothWays(t *testing.T) {
 		st.Write(sent)
 		st.CloseWrite()
 	}()
-	if got := readAll(t, st); got != string(sent) {
+	if got := managertest.ReadAll(t, st); got != string(sent) {
 		t.Errorf("%d of %d bytes came back, or different ones", len(got), len(sent))
 	}
 }
@@ -39,8 +40,8 @@ func TestHalfCloseReachesOtherEnd(t *testing.T) {
 	t.Run("laptop-first", func(t *testing.T) {
 		r := identified(t, "")
 		answer := make(chan struct{})
-		st, err := r.open(t, pod(t, func(c *net.TCPConn) {
-			got := readAll(t, c) // until the laptop's FIN
+		st, err := r.open(t, managertest.TCPPod(t, func(c *net.TCPConn) {
+			got := managertest.ReadAll(t, c) // until the laptop's FIN
 			<-answer
 			c.Write([]byte("got " + got))
 		}))
@@ -54,23 +55,23 @@ func TestHalfCloseReachesOtherEnd(t *testing.T) {
 			t.Errorf("the laptop read something before the pod wrote: %v", err)
 		}
 		close(answer)
-		st.SetReadDeadline(time.Now().Add(testTimeout))
-		if got := readAll(t, st); got != "got x" {
+		st.SetReadDeadline(time.Now().Add(managertest.Timeout))
+		if got := managertest.ReadAll(t, st); got != "got x" {
 			t.Errorf("got %q", got)
 		}
 	})
 	t.Run("pod-first", func(t *testing.T) {
 		r := identified(t, "")
 		got := make(chan string, 1)
-		st, err := r.open(t, pod(t, func(c *net.TCPConn) {
+		st, err := r.open(t, managertest.TCPPod(t, func(c *net.TCPConn) {
 			c.Write([]byte("bye"))
 			c.CloseWrite()
-			got <- readAll(t, c)
+			got <- managertest.ReadAll(t, c)
 		}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := readAll(t, st); s != "bye" {
+		if s := managertest.ReadAll(t, st); s != "bye" {
 			t.Errorf("got %q", s)
 		}
 		if _, err := st.Write([]byte("and you")); err != nil {
@@ -103,7 +104,7 @@ func TestResetOfPodReachesLaptop(t *testing.T) {
 		{"at-once", reset, func(*transport.Stream) {}},
 		{"after-data", func(c *net.TCPConn) { c.Read(make([]byte, 1)); reset(c) }, func(s *transport.Stream) { s.Write([]byte("x")) }},
 		{"after-its-fin", func(c *net.TCPConn) { c.CloseWrite(); c.Read(make([]byte, 1)); reset(c) }, func(s *transport.Stream) {
-			readAll(t, s)
+			managertest.ReadAll(t, s)
 			s.Write([]byte("x"))
 		}},
 		{"after-the-laptops-fin", func(c *net.TCPConn) { io.Copy(io.Discard, c); reset(c) }, func(s *transport.Stream) { s.CloseWrite() }},
@@ -111,7 +112,7 @@ func TestResetOfPodReachesLaptop(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := identified(t, "")
-			st, err := r.open(t, pod(t, tt.pod))
+			st, err := r.open(t, managertest.TCPPod(t, tt.pod))
 			if errors.Is(err, syscall.ECONNREFUSED) && tt.name == "at-once" {
 				return // the reset arrived during the dial
 			}
@@ -155,7 +156,7 @@ func TestResetOfLaptopReachesPod(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := identified(t, "")
 			seen := make(chan error, 1)
-			st, err := r.open(t, pod(t, func(c *net.TCPConn) {
+			st, err := r.open(t, managertest.TCPPod(t, func(c *net.TCPConn) {
 				seen <- tt.after(c)
 			}))
 			if err != nil {
@@ -167,7 +168,7 @@ func TestResetOfLaptopReachesPod(t *testing.T) {
 				if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 					t.Errorf("the pod saw %v", err)
 				}
-			case <-time.After(testTimeout):
+			case <-time.After(managertest.Timeout):
 				t.Error("the pod saw no reset")
 			}
 		})
@@ -180,7 +181,7 @@ func awaitError(c *net.TCPConn) error { return awaitReset(c) }
 func TestSessionEndResetsPods(t *testing.T) {
 	r := identified(t, "")
 	seen := make(chan error, 1)
-	if _, err := r.open(t, pod(t, func(c *net.TCPConn) { seen <- awaitError(c) })); err != nil {
+	if _, err := r.open(t, managertest.TCPPod(t, func(c *net.TCPConn) { seen <- awaitError(c) })); err != nil {
 		t.Fatal(err)
 	}
 	r.laptop.Close()
@@ -192,7 +193,7 @@ func TestSessionEndResetsPods(t *testing.T) {
 func TestDialAnswers(t *testing.T) {
 	r := identified(t, "")
 	closed := testenv.ClosedPort(t, "tcp").String()
-	echo := pod(t, func(c *net.TCPConn) { io.Copy(c, c) })
+	echo := managertest.TCPPod(t, func(c *net.TCPConn) { io.Copy(c, c) })
 	tests := []struct {
 		name      string
 		endpoints []string // of 10.96.0.1:80
@@ -224,7 +225,7 @@ func portOf(addr string) string { return strconv.Itoa(int(netip.MustParseAddrPor
 
 func TestFilterIsApplied(t *testing.T) {
 	r := start(t, Config{}, func(m *Manager) { m.dialer.check = m.filter.Check })
-	hello(t, r.laptop, helloV1).next()
+	managertest.Hello(t, r.laptop, helloV1).Next()
 	r.vip("127.0.0.1:10800")
 	for _, dst := range []string{"127.0.0.1:10800", "169.254.169.254:80", "10.96.0.1:80"} {
 		if _, err := r.open(t, dst); !errors.Is(err, syscall.EACCES) {
@@ -247,7 +248,7 @@ func TestCancelledOpenEndsDial(t *testing.T) {
 
 func TestUnknownVIPTimesOutEarly(t *testing.T) {
 	r := start(t, Config{}, func(m *Manager) { m.dialer.inRange = func(netip.Addr) bool { return true } })
-	hello(t, r.laptop, helloV1).next()
+	managertest.Hello(t, r.laptop, helloV1).Next()
 	if _, err := r.open(t, fullListener(t)); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("got %v", err) // such as the end of testTimeout, which is less than dialTimeout
 	}
@@ -287,7 +288,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 	r := identified(t, "rr")
 	var pods []string
 	for range 3 {
-		pods = append(pods, pod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
+		pods = append(pods, managertest.TCPPod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
 	}
 	r.vip(pods...)
 	var wg sync.WaitGroup
@@ -302,7 +303,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 				st.Write(bytes.Repeat([]byte("abc"), 10_000))
 				st.CloseWrite()
 			}()
-			if n := len(readAll(t, st)); n != 30_000 {
+			if n := len(managertest.ReadAll(t, st)); n != 30_000 {
 				t.Errorf("%d bytes came back", n)
 			}
 		})
@@ -313,7 +314,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 func BenchmarkDownload(b *testing.B) {
 	const size = 64 << 20
 	r := identified(b, "")
-	addr := pod(b, func(c *net.TCPConn) {
+	addr := managertest.TCPPod(b, func(c *net.TCPConn) {
 		for chunk := make([]byte, 1<<20); ; {
 			if _, err := c.Write(chunk); err != nil {
 				return
@@ -335,7 +336,7 @@ func BenchmarkDownload(b *testing.B) {
 
 func BenchmarkUpload(b *testing.B) {
 	r := identified(b, "")
-	st, err := r.open(b, pod(b, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
+	st, err := r.open(b, managertest.TCPPod(b, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -351,7 +352,7 @@ func BenchmarkUpload(b *testing.B) {
 
 func BenchmarkConnect(b *testing.B) {
 	r := identified(b, "")
-	r.vip(pod(b, func(c *net.TCPConn) {}))
+	r.vip(managertest.TCPPod(b, func(c *net.TCPConn) {}))
 	dst := netip.MustParseAddrPort("10.96.0.1:80")
 	b.ReportAllocs()
 	for b.Loop() {

@@ -31,7 +31,7 @@ func (p *Policy) claim(namespace, addr string, pods ...string) {
 }
 
 // A proof counts for a while if the API server is away. Otherwise the manager reads each pod once a minute.
-func TestProofsOfPodsExpire(t *testing.T) {
+func TestProofsOfPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reads atomic.Int32
 		var down, moved atomic.Bool

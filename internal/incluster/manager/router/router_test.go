@@ -1,4 +1,4 @@
-package manager
+package router
 
 import (
 	"bytes"
@@ -17,7 +17,9 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+
 	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/packetlink"
@@ -29,7 +31,7 @@ import (
 type inner struct {
 	t testing.TB
 	*transport.Session
-	*control
+	*managertest.Control
 	hello  *api.ManagerHello
 	addrs  []netip.Addr
 	sender *packetlink.Sender
@@ -40,9 +42,9 @@ type inner struct {
 func newInner(t testing.TB, r *running, greeting api.ClientHello) *inner {
 	t.Helper()
 	greeting.Protocol = api.Protocol
-	l := &inner{t: t, Session: connect(t, r.addr), got: make(chan []byte, 1000)}
-	l.control = hello(t, l.Session, greeting)
-	if l.hello = l.next().Hello; l.hello == nil || len(l.hello.Lease.Addrs) != 2 {
+	l := &inner{t: t, Session: managertest.Connect(t, r.addr), got: make(chan []byte, 1000)}
+	l.Control = managertest.Hello(t, l.Session, greeting)
+	if l.hello = l.Next().Hello; l.hello == nil || len(l.hello.Lease.Addrs) != 2 {
 		t.Fatalf("hello: %+v", l.hello)
 	}
 	l.addrs = l.hello.Lease.Addrs
@@ -89,7 +91,7 @@ func (l *inner) openStream(src netip.Addr, number int) *transport.Stream {
 }
 
 func (l *inner) tryStream(src netip.Addr, number int) (*transport.Stream, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), managertest.Timeout)
 	defer cancel()
 	return l.Open(ctx, transport.Request{Proto: transport.ProtoIP, Src: netip.AddrPortFrom(src, uint16(number))})
 }
@@ -109,7 +111,7 @@ func (l *inner) receive() []byte {
 	select {
 	case p := <-l.got:
 		return p
-	case <-time.After(testTimeout):
+	case <-time.After(managertest.Timeout):
 		l.t.Fatal("no packet")
 		return nil
 	}
@@ -152,7 +154,7 @@ func unreachable(t testing.TB, p, original []byte, typ, code byte) {
 }
 
 func TestLaptopsReachEachOther(t *testing.T) {
-	r := start(t, Config{})
+	r := start(t, nil)
 	// The netstacks do not matter.
 	a := newInner(t, r, api.ClientHello{Client: "a"})
 	b := newInner(t, r, api.ClientHello{Client: "b", Netstack: api.NetstackSystem})
@@ -171,14 +173,14 @@ func TestLaptopsReachEachOther(t *testing.T) {
 	if !slices.Equal(a.hello.State.InnerNetworks, a.hello.Lease.Networks) {
 		t.Errorf("inner networks %v, leased from %v", a.hello.State.InnerNetworks, a.hello.Lease.Networks)
 	}
-	if s := r.router.stats(); s != (routerStats{}) {
+	if s := r.router.stats(); s != (drops{}) {
 		t.Errorf("dropped: %+v", s)
 	}
 }
 
 // The sender of a packet that cannot be routed receives an ICMP error.
 func TestUnroutablePacketsReturnICMP(t *testing.T) {
-	r := start(t, Config{PodIPs: addrs("10.244.1.9")})
+	r := start(t, nil, managertest.Addrs("10.244.1.9")...)
 	a := newInner(t, r, api.ClientHello{Client: "a"})
 	b := newInner(t, r, api.ClientHello{Client: "b"})
 	system := newInner(t, r, api.ClientHello{Client: "c", Netstack: api.NetstackSystem})
@@ -189,18 +191,18 @@ func TestUnroutablePacketsReturnICMP(t *testing.T) {
 		from      *inner
 		dst       string
 		typ, code byte
-		count     func(*routerStats) *uint64
+		count     func(*drops) *uint64
 	}{
-		{"nobody", a, nobody4.String(), 3, 1, func(s *routerStats) *uint64 { return &s.noRoute }},
-		{"nobody6", a, nobody6.String(), 1, 3, func(s *routerStats) *uint64 { return &s.noRoute }},
-		{"resolver", a, "198.19.0.53", 3, 1, func(s *routerStats) *uint64 { return &s.noRoute }},
-		{"manager", a, "10.244.1.9", 3, 13, func(s *routerStats) *uint64 { return &s.prohibited }},
-		{"metadata", system, "169.254.169.254", 3, 13, func(s *routerStats) *uint64 { return &s.prohibited }},
-		{"loopback", system, "127.0.0.1", 3, 13, func(s *routerStats) *uint64 { return &s.prohibited }},
-		{"loopback6", system, "::1", 1, 1, func(s *routerStats) *uint64 { return &s.prohibited }},
-		{"no-gateway", system, pod4.String(), 3, 0, func(s *routerStats) *uint64 { return &s.noRoute }},
-		{"no-gateway6", system, pod6.String(), 1, 0, func(s *routerStats) *uint64 { return &s.noRoute }},
-		{"not-system", a, pod4.String(), 3, 0, func(s *routerStats) *uint64 { return &s.noRoute }},
+		{"nobody", a, nobody4.String(), 3, 1, func(s *drops) *uint64 { return &s.noRoute }},
+		{"nobody6", a, nobody6.String(), 1, 3, func(s *drops) *uint64 { return &s.noRoute }},
+		{"resolver", a, "198.19.0.53", 3, 1, func(s *drops) *uint64 { return &s.noRoute }},
+		{"manager", a, "10.244.1.9", 3, 13, func(s *drops) *uint64 { return &s.prohibited }},
+		{"metadata", system, "169.254.169.254", 3, 13, func(s *drops) *uint64 { return &s.prohibited }},
+		{"loopback", system, "127.0.0.1", 3, 13, func(s *drops) *uint64 { return &s.prohibited }},
+		{"loopback6", system, "::1", 1, 1, func(s *drops) *uint64 { return &s.prohibited }},
+		{"no-gateway", system, pod4.String(), 3, 0, func(s *drops) *uint64 { return &s.noRoute }},
+		{"no-gateway6", system, pod6.String(), 1, 0, func(s *drops) *uint64 { return &s.noRoute }},
+		{"not-system", a, pod4.String(), 3, 0, func(s *drops) *uint64 { return &s.noRoute }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -261,7 +263,7 @@ func TestUnroutablePacketsReturnICMP(t *testing.T) {
 		}
 		select {
 		case <-st.Gone():
-		case <-time.After(testTimeout):
+		case <-time.After(managertest.Timeout):
 			t.Fatal("the packet stream has not ended")
 		}
 		a.send(p)
@@ -282,7 +284,7 @@ func TestUnroutablePacketsReturnICMP(t *testing.T) {
 
 // Stream 0 is the substitute for packet streams that the laptop has not opened, until it opens them.
 func TestStreamZeroIsSubstitute(t *testing.T) {
-	p := newPeer(nil, nil, nil)
+	p := NewPeer(nil, nil, nil, nil)
 	p.sender = packetlink.NewSender(packetlink.SenderConfig{})
 	ctx, cancel := context.WithCancel(context.Background())
 	opened := make(chan *packetStream)
@@ -302,14 +304,14 @@ func TestStreamZeroIsSubstitute(t *testing.T) {
 		t.Errorf("stream 2: %v, %v", got, err)
 	}
 	cancel()
-	if _, err := newPeer(nil, nil, nil).open(ctx, 0); err != context.Canceled {
+	if _, err := NewPeer(nil, nil, nil, nil).open(ctx, 0); err != context.Canceled {
 		t.Errorf("without packet streams: %v", err)
 	}
 }
 
 // A packet from the device reaches the laptop that it is addressed to, unless its source is an inner address.
 func TestGatewayPacketsReachTheirLaptop(t *testing.T) {
-	r := start(t, Config{})
+	r := start(t, nil)
 	a := newInner(t, r, api.ClientHello{Client: "a", Netstack: api.NetstackSystem})
 	b := newInner(t, r, api.ClientHello{Client: "b"})
 	device, kernel := tuntest.Pair(1500, true)
@@ -319,7 +321,7 @@ func TestGatewayPacketsReachTheirLaptop(t *testing.T) {
 		kernel.Close()
 		<-ended
 	})
-	r.router.attach(&gateway{device: device, about: api.Gateway{IPv4: true, Addrs: addrs("198.19.0.1")}})
+	r.router.attach(&attachedGateway{device: device, about: api.Gateway{IPv4: true, Addrs: managertest.Addrs("198.19.0.1")}})
 	write := func(p []byte) {
 		t.Helper()
 		if err := kernel.Writev([][]byte{make([]byte, packet.VirtioLen), p}); err != nil {
@@ -364,18 +366,18 @@ func TestGatewayPacketsReachTheirLaptop(t *testing.T) {
 
 // A laptop keeps its address after its session, and the other laptops learn of the networks.
 func TestLeaseOutlivesSession(t *testing.T) {
-	r := start(t, Config{})
-	watch := hello(t, r.laptop, helloV1)
-	if h := watch.next().Hello; h == nil || len(h.Lease.Addrs) != 2 {
+	r := start(t, nil)
+	watch := managertest.Hello(t, r.laptop, helloV1)
+	if h := watch.Next().Hello; h == nil || len(h.Lease.Addrs) != 2 {
 		t.Fatalf("hello: %+v", h)
 	}
-	avoid := prefixesOf("198.19.0.0/16")
+	avoid := managertest.PrefixesOf("198.19.0.0/16")
 	first := newInner(t, r, api.ClientHello{Client: "b", Avoid: avoid})
-	watch.until("two networks", func(s *api.ManagerState) bool {
-		return slices.Equal(s.InnerNetworks, prefixesOf("198.18.0.0/16", "198.19.0.0/16", "fd4e:19c6:8b7a::/48"))
+	watch.Until("two networks", func(s *api.ManagerState) bool {
+		return slices.Equal(s.InnerNetworks, managertest.PrefixesOf("198.18.0.0/16", "198.19.0.0/16", "fd4e:19c6:8b7a::/48"))
 	})
 	first.Session.Close()
-	watch.until("one network", func(s *api.ManagerState) bool { return len(s.InnerNetworks) == 2 })
+	watch.Until("one network", func(s *api.ManagerState) bool { return len(s.InnerNetworks) == 2 })
 	second := newInner(t, r, api.ClientHello{Client: "b", Avoid: avoid, Lease: first.addrs})
 	if !slices.Equal(first.addrs, second.addrs) {
 		t.Errorf("%v, and then %v", first.addrs, second.addrs)
@@ -387,7 +389,7 @@ func TestLeaseOutlivesSession(t *testing.T) {
 
 // A laptop that was cut off and begins a new session has its address at once, and the old session ends.
 func TestLeaseTakenOver(t *testing.T) {
-	r := start(t, Config{})
+	r := start(t, nil)
 	var mu sync.Mutex
 	var conns []net.Conn
 	down := false
@@ -413,7 +415,7 @@ func TestLeaseTakenOver(t *testing.T) {
 		cancel()
 		running.Wait()
 	})
-	old := hello(t, <-arrived, helloV1).next().Hello.Lease
+	old := managertest.Hello(t, <-arrived, helloV1).Next().Hello.Lease
 	mu.Lock()
 	down = true
 	for _, c := range conns {
@@ -438,7 +440,7 @@ func TestLeaseTakenOver(t *testing.T) {
 
 // A laptop that accepts super-packets gets them whole.
 func TestPacketsAreSegmentedForLaptopWithoutGSO(t *testing.T) {
-	r := start(t, Config{})
+	r := start(t, nil)
 	a := newInner(t, r, api.ClientHello{Client: "a"})
 	b := newInner(t, r, api.ClientHello{Client: "b"})
 	c := newInner(t, r, api.ClientHello{Client: "c", NoGSO: true})
@@ -473,11 +475,11 @@ func TestPacketsAreSegmentedForLaptopWithoutGSO(t *testing.T) {
 }
 
 func BenchmarkFromLaptop(b *testing.B) {
-	r := newRouter((&access.Filter{}).AllowsDirect, func() {}, nil)
-	p := newPeer(r, func() bool { return true }, nil)
+	r := New((&access.Filter{}).AllowsDirect, func() {}, nil)
+	p := NewPeer(r, nil, func() bool { return true }, nil)
 	lease, _ := r.admit(p, leaseRequest{client: "a"}, func() *packetlink.Sender { return packetlink.NewSender(packetlink.SenderConfig{}) })
 	p.system.Store(true)
-	r.attach(&gateway{device: discard{}, about: api.Gateway{IPv4: true}})
+	r.attach(&attachedGateway{device: discard{}, about: api.Gateway{IPv4: true}})
 	packetBytes := datagram(lease.Addrs[0], netip.MustParseAddr("10.244.1.5"), 80, "x")
 	w := packetlink.NewWriter(&r.counts.unwritten)
 	b.ReportAllocs()
@@ -501,19 +503,11 @@ func (discard) Read([]byte) (int, error) { select {} }
 func (discard) Writev([][]byte) error    { return nil }
 func (discard) Close() error             { return nil }
 
-// lines receives the lines of a log.
-type lines chan string
-
-func (l lines) Write(p []byte) (int, error) {
-	l <- string(p)
-	return len(p), nil
-}
-
 // The log shows spoofed packets at once, and later ones with the total once per alarmInterval.
 func TestSpoofedPacketsAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		said := make(lines, 8)
-		r := newRouter(func(netip.AddrPort, []netip.Prefix) bool { return true }, func() {}, slog.New(slog.NewTextHandler(said, nil)))
+		said := make(managertest.LogLines, 8)
+		r := New(func(netip.AddrPort, []netip.Prefix) bool { return true }, func() {}, slog.New(slog.NewTextHandler(said, nil)))
 		for _, tt := range []struct {
 			more int
 			want string

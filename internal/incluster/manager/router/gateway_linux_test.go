@@ -1,4 +1,4 @@
-package manager
+package router
 
 import (
 	"bytes"
@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/tun"
@@ -30,7 +32,7 @@ func startInPod(t *testing.T) (*running, *tuntest.Namespace) {
 	testenv.NeedPrograms(t, "ip")
 	pod := tuntest.NewNamespace(t)
 	expected := listenIn(t, pod)
-	r := start(t, Config{}, func(m *Manager) { m.gateways = expected })
+	r := start(t, expected)
 	return r, pod
 }
 
@@ -38,7 +40,7 @@ func startInPod(t *testing.T) (*running, *tuntest.Namespace) {
 func listenIn(t *testing.T, pod *tuntest.Namespace) (l net.Listener) {
 	t.Helper()
 	if err := pod.Do(func() (err error) {
-		l, err = listenGateways(t.Context(), api.GatewaySocket)
+		l, err = ListenGateways(t.Context(), api.GatewaySocket)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -72,7 +74,7 @@ func dialGateway(t testing.TB, pod *tuntest.Namespace, before ...func() error) *
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { g.conn.Close() })
-	g.conn.SetDeadline(time.Now().Add(testTimeout))
+	g.conn.SetDeadline(time.Now().Add(managertest.Timeout))
 	return g
 }
 
@@ -168,8 +170,8 @@ func TestGatewayCarriesPacketsAndReportsItself(t *testing.T) {
 		t.Errorf("networks %v, leased from %v", networks, a.hello.Lease.Networks)
 	}
 	g.device(aboutGateway)
-	state := a.until("gateway", func(s *api.ManagerState) bool { return s.Gateway != nil })
-	if got := state.Gateway; got.MTU != 1450 || !slices.Equal(got.Addrs, addrs("198.19.0.1")) || !got.IPv4 || got.IPv6 || got.Backend != "nft" || len(got.Warnings) != 1 {
+	state := a.Until("gateway", func(s *api.ManagerState) bool { return s.Gateway != nil })
+	if got := state.Gateway; got.MTU != 1450 || !slices.Equal(got.Addrs, managertest.Addrs("198.19.0.1")) || !got.IPv4 || got.IPv6 || got.Backend != "nft" || len(got.Warnings) != 1 {
 		t.Errorf("gateway %+v", got)
 	}
 
@@ -217,12 +219,12 @@ func TestGatewayCarriesPacketsAndReportsItself(t *testing.T) {
 
 	// The latest state of the gateway counts.
 	g.say(strings.Replace(aboutGateway, `"w"`, `"w","x"`, 1))
-	a.until("another warning", func(s *api.ManagerState) bool { return s.Gateway != nil && len(s.Gateway.Warnings) == 2 })
+	a.Until("another warning", func(s *api.ManagerState) bool { return s.Gateway != nil && len(s.Gateway.Warnings) == 2 })
 	exchange()
 
 	// When the gateway ends, the manager closes the device and drops packets to it.
 	g.conn.Close()
-	a.until("no gateway", func(s *api.ManagerState) bool { return s.Gateway == nil })
+	a.Until("no gateway", func(s *api.ManagerState) bool { return s.Gateway == nil })
 	testenv.Until(t, "the device's end", func() bool { return !g.hasDevice() })
 	p := datagram(a.addrs[0], dst, 80, "request")
 	a.send(p)
@@ -234,13 +236,13 @@ func TestGatewayCarriesPacketsAndReportsItself(t *testing.T) {
 		t.Errorf("networks %v", networks)
 	}
 	g.device(aboutGateway)
-	a.until("gateway", func(s *api.ManagerState) bool { return s.Gateway != nil })
+	a.Until("gateway", func(s *api.ManagerState) bool { return s.Gateway != nil })
 	exchange()
 
 	// A device that somebody removes ends the connection, so that the gateway can make another.
 	pod.Run("ip", "link", "del", podDevice)
 	g.ended()
-	a.until("no gateway", func(s *api.ManagerState) bool { return s.Gateway == nil })
+	a.Until("no gateway", func(s *api.ManagerState) bool { return s.Gateway == nil })
 }
 
 // The manager accepts only a gateway of root, and only a TUN device.
@@ -303,7 +305,7 @@ func TestManagerEndsBeforeGateway(t *testing.T) {
 	expected := listenIn(t, pod)
 	g := dialGateway(t, pod)
 	t.Run("manager", func(t *testing.T) {
-		r := start(t, Config{}, func(m *Manager) { m.gateways = expected })
+		r := start(t, expected)
 		g.networks()
 		g.device(aboutGateway)
 		testenv.Until(t, "attaching", func() bool { return r.router.routes.Load().gateway != nil })
@@ -333,7 +335,7 @@ func TestPodRoutesOmitGatewayDevice(t *testing.T) {
 		defer f.Close()
 		pod.Run("ip", "addr", "add", "198.19.0.1/16", "dev", podDevice)
 		pod.Run("ip", "link", "set", podDevice, "up")
-		got, err = podRoutes()
+		got, err = PodRoutes()
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -341,7 +343,7 @@ func TestPodRoutesOmitGatewayDevice(t *testing.T) {
 	got = slices.DeleteFunc(got, func(p netip.Prefix) bool { return p.Addr().Is6() }) // fe80::/64
 	slices.SortFunc(got, netip.Prefix.Compare)
 	got = slices.DeleteFunc(got, func(p netip.Prefix) bool { return p.Bits() == 0 })
-	if want := prefixesOf("10.244.1.0/24", "198.18.0.0/16"); !slices.Equal(got, want) {
+	if want := managertest.PrefixesOf("10.244.1.0/24", "198.18.0.0/16"); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -1,4 +1,4 @@
-package manager
+package router
 
 import (
 	"fmt"
@@ -8,29 +8,22 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/datapath/packetlink"
 )
-
-func addrs(texts ...string) []netip.Addr {
-	var as []netip.Addr
-	for _, t := range texts {
-		as = append(as, netip.MustParseAddr(t))
-	}
-	return as
-}
 
 // laptops plays sessions on a lease table of its own.
 type laptops struct {
 	t     *testing.T
 	l     *leases
 	now   time.Time
-	peers map[string]*peer
+	peers map[string]*Peer
 	away  map[string]bool // cut off
 	over  []string        // names of sessions that ended because another one took their lease
 }
 
 func newLaptops(t *testing.T) *laptops {
-	ls := &laptops{t: t, l: newLeases(), now: time.Unix(0, 0), peers: map[string]*peer{}, away: map[string]bool{}}
+	ls := &laptops{t: t, l: newLeases(), now: time.Unix(0, 0), peers: map[string]*Peer{}, away: map[string]bool{}}
 	ls.l.now = func() time.Time { return ls.now }
 	return ls
 }
@@ -39,7 +32,7 @@ func newLaptops(t *testing.T) *laptops {
 func (ls *laptops) connect(name string, w leaseRequest) []netip.Addr {
 	ls.t.Helper()
 	w.client, _, _ = strings.Cut(name, "/")
-	p := newPeer(nil, func() bool { return !ls.away[name] }, func() { ls.over = append(ls.over, name) })
+	p := NewPeer(nil, nil, func() bool { return !ls.away[name] }, func() { ls.over = append(ls.over, name) })
 	lease := ls.l.take(p, w)
 	ls.peers[name] = p
 	ls.verify()
@@ -87,7 +80,7 @@ func TestLeasesFollowTheClient(t *testing.T) {
 			}
 		}},
 		{"keeps-its-address", func(t *testing.T, ls *laptops) {
-			keep := addrs("198.19.77.3", "fd4e:19c6:8b7a::7:1")
+			keep := managertest.Addrs("198.19.77.3", "fd4e:19c6:8b7a::7:1")
 			if got := ls.connect("a", leaseRequest{keep: keep}); !slices.Equal(got, keep) {
 				t.Errorf("got %v", got)
 			}
@@ -109,7 +102,7 @@ func TestLeasesFollowTheClient(t *testing.T) {
 			}
 		}},
 		{"asks-for-addresses-that-nobody-may-have", func(t *testing.T, ls *laptops) {
-			for _, bad := range addrs("198.19.0.1", "198.19.0.53", "198.19.0.255", "198.19.255.255", "10.0.0.1", "127.0.0.1",
+			for _, bad := range managertest.Addrs("198.19.0.1", "198.19.0.53", "198.19.0.255", "198.19.255.255", "10.0.0.1", "127.0.0.1",
 				"fd4e:19c6:8b7a::1", "fd4e:19c6:8b7a::ffff", "fd4e:19c6:8b7a:1::1:1", "::ffff:198.19.7.7") {
 				if got := ls.connect("a", leaseRequest{keep: []netip.Addr{bad, {}}}); slices.Contains(got, bad) || len(got) != 2 {
 					t.Errorf("asked for %v, got %v", bad, got)
@@ -130,7 +123,7 @@ func TestLeasesFollowTheClient(t *testing.T) {
 			}
 		}},
 		{"quarantine-is-not-for-the-client", func(t *testing.T, ls *laptops) {
-			a := ls.connect("a", leaseRequest{keep: addrs("198.19.3.3")})
+			a := ls.connect("a", leaseRequest{keep: managertest.Addrs("198.19.3.3")})
 			ls.disconnect("a")
 			if again := ls.connect("a/2", leaseRequest{keep: a}); !slices.Equal(a, again) {
 				t.Errorf("%v, and then %v", a, again)
@@ -168,12 +161,12 @@ func TestLeasesFollowTheClient(t *testing.T) {
 				want4 string
 			}{
 				{nil, "198.19.0.0/16"},
-				{prefixesOf("198.19.128.0/20"), "198.18.0.0/16"},
-				{prefixesOf("198.18.0.0/15"), "100.96.0.0/16"},
-				{prefixesOf("198.18.0.0/15", "100.64.0.0/10"), "10.219.0.0/16"},
-				{prefixesOf("0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"), "198.19.0.0/16"},
+				{managertest.PrefixesOf("198.19.128.0/20"), "198.18.0.0/16"},
+				{managertest.PrefixesOf("198.18.0.0/15"), "100.96.0.0/16"},
+				{managertest.PrefixesOf("198.18.0.0/15", "100.64.0.0/10"), "10.219.0.0/16"},
+				{managertest.PrefixesOf("0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"), "198.19.0.0/16"},
 			} {
-				got := ls.connect("a", leaseRequest{avoid: append(tt.avoid, prefixesOf("fd4e:19c6:8b7a:7::/64", "::/0")...)})
+				got := ls.connect("a", leaseRequest{avoid: append(tt.avoid, managertest.PrefixesOf("fd4e:19c6:8b7a:7::/64", "::/0")...)})
 				if !netip.MustParsePrefix(tt.want4).Contains(four(got)) || !netip.MustParsePrefix("fd93:a5d0:2e61::/48").Contains(got[1]) {
 					t.Errorf("avoiding %v: %v", tt.avoid, got)
 				}
@@ -181,19 +174,19 @@ func TestLeasesFollowTheClient(t *testing.T) {
 			}
 		}},
 		{"avoids-its-previous-network", func(t *testing.T, ls *laptops) {
-			got := ls.connect("a", leaseRequest{keep: addrs("198.19.5.5"), avoid: prefixesOf("198.19.0.0/24")})
+			got := ls.connect("a", leaseRequest{keep: managertest.Addrs("198.19.5.5"), avoid: managertest.PrefixesOf("198.19.0.0/24")})
 			if !netip.MustParsePrefix("198.18.0.0/16").Contains(four(got)) {
 				t.Errorf("got %v", got)
 			}
 		}},
 		{"nothing-left", func(t *testing.T, ls *laptops) {
-			got := ls.connect("a", leaseRequest{avoid: prefixesOf("198.18.0.0/15", "100.64.0.0/10", "10.0.0.0/8", "fd4e:19c6:8b7a::/48", "fd93:a5d0:2e61::/48")})
+			got := ls.connect("a", leaseRequest{avoid: managertest.PrefixesOf("198.18.0.0/15", "100.64.0.0/10", "10.0.0.0/8", "fd4e:19c6:8b7a::/48", "fd93:a5d0:2e61::/48")})
 			if len(got) != 0 || len(ls.l.networks()) != 0 {
 				t.Errorf("got %v of %v", got, ls.l.networks())
 			}
 		}},
 		{"full-pool", func(t *testing.T, ls *laptops) {
-			ls.l.pools = [2][]netip.Prefix{prefixesOf("198.19.0.0/23", "198.18.0.0/16"), nil}
+			ls.l.pools = [2][]netip.Prefix{managertest.PrefixesOf("198.19.0.0/23", "198.18.0.0/16"), nil}
 			for i := range 254 { // 198.19.1.0 to 198.19.1.254 but the broadcast: 255 addresses
 				if got := ls.connect(fmt.Sprint(i), leaseRequest{}); !netip.MustParsePrefix("198.19.1.0/24").Contains(four(got)) {
 					t.Fatalf("laptop %d has %v", i, got)
@@ -204,7 +197,7 @@ func TestLeasesFollowTheClient(t *testing.T) {
 			if !netip.MustParsePrefix("198.19.1.0/24").Contains(four(last)) || !netip.MustParsePrefix("198.18.0.0/16").Contains(four(next)) {
 				t.Errorf("%v, then %v", last, next)
 			}
-			if got := ls.l.networks(); !slices.Equal(got, prefixesOf("198.18.0.0/16", "198.19.0.0/23")) {
+			if got := ls.l.networks(); !slices.Equal(got, managertest.PrefixesOf("198.18.0.0/16", "198.19.0.0/23")) {
 				t.Errorf("networks %v", got)
 			}
 		}},
@@ -217,11 +210,11 @@ func TestLeasesFollowTheClient(t *testing.T) {
 // The state of laptops follows the leases, and an ended session receives nothing.
 func TestRouterAdmitsEachPeerOnce(t *testing.T) {
 	changes := 0
-	r := newRouter(nil, func() { changes++ }, nil)
+	r := New(nil, func() { changes++ }, nil)
 	sender := func() *packetlink.Sender { return packetlink.NewSender(packetlink.SenderConfig{}) }
 	connected := func() bool { return true }
-	p := newPeer(r, connected, nil)
-	if lease, begins := r.admit(newPeer(r, connected, nil), leaseRequest{}, sender); begins || len(lease.Addrs) != 0 {
+	p := NewPeer(r, nil, connected, nil)
+	if lease, begins := r.admit(NewPeer(r, nil, connected, nil), leaseRequest{}, sender); begins || len(lease.Addrs) != 0 {
 		t.Errorf("one without an identity got %+v", lease)
 	}
 	_, other := r.networks()
@@ -238,10 +231,10 @@ func TestRouterAdmitsEachPeerOnce(t *testing.T) {
 		t.Errorf("resolver %v", lease.Resolver)
 	}
 	networks, other := r.networks()
-	if !slices.Equal(networks, prefixesOf("198.19.0.0/16", "fd4e:19c6:8b7a::/48")) {
+	if !slices.Equal(networks, managertest.PrefixesOf("198.19.0.0/16", "fd4e:19c6:8b7a::/48")) {
 		t.Errorf("networks %v", networks)
 	}
-	r.dismiss(p)
+	p.Dismiss()
 	<-other
 	if t2 := r.routes.Load(); len(t2.peers) != 0 || t2.networks != nil || changes != 2 {
 		t.Errorf("after the end: %+v, %d changes", t2, changes)

@@ -1,9 +1,10 @@
-package manager
+package router
 
 import (
 	"cmp"
 	"context"
 	"io"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
@@ -15,11 +16,12 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// peer is a session from the router's point of view.
-type peer struct {
-	router    *router
-	connected func() bool    // reports whether a conn connects its laptop now
-	end       func()         // ends the session, because another one took its lease
+// Peer is a session from the router's point of view.
+type Peer struct {
+	router    *Router
+	log       *slog.Logger
+	connected func() bool
+	end       func()
 	system    atomic.Bool    // its netstack is system
 	extra     []netip.Prefix // of --extra-cidr; set before the peer has an address
 
@@ -34,23 +36,25 @@ type peer struct {
 	streams wakeup.Value[[packetlink.Streams]*packetStream]
 }
 
-func newPeer(r *router, connected func() bool, end func()) *peer {
-	return &peer{router: r, connected: connected, end: end}
+// NewPeer returns a peer without a lease. connected reports whether a conn connects its laptop now. end ends its
+// session, because a newer one of the same client took its lease; the router calls it with its mutex held.
+func NewPeer(r *Router, log *slog.Logger, connected func() bool, end func()) *Peer {
+	return &Peer{router: r, log: log, connected: connected, end: end}
 }
 
-func (p *peer) addresses() []netip.Addr {
+func (p *Peer) addresses() []netip.Addr {
 	if addrs := p.addrs.Load(); addrs != nil {
 		return *addrs
 	}
 	return nil
 }
 
-func (p *peer) owns(addr netip.Addr) bool { return slices.Contains(p.addresses(), addr) }
+func (p *Peer) owns(addr netip.Addr) bool { return slices.Contains(p.addresses(), addr) }
 
 // setAddresses and removeAddress change the addresses. Call with router.mu held.
-func (p *peer) setAddresses(addrs []netip.Addr) { p.addrs.Store(&addrs) }
+func (p *Peer) setAddresses(addrs []netip.Addr) { p.addrs.Store(&addrs) }
 
-func (p *peer) removeAddress(addr netip.Addr) {
+func (p *Peer) removeAddress(addr netip.Addr) {
 	p.setAddresses(slices.DeleteFunc(slices.Clone(p.addresses()), func(a netip.Addr) bool { return a == addr }))
 }
 
@@ -81,7 +85,7 @@ var _ packetlink.Marks = (*packetStream)(nil)
 
 // open returns the packet stream that the laptop has opened, or stream 0 as its substitute. It waits until there is
 // one: the manager opens none itself.
-func (p *peer) open(ctx context.Context, number int) (io.WriteCloser, error) {
+func (p *Peer) open(ctx context.Context, number int) (io.WriteCloser, error) {
 	streams, err := p.streams.Await(ctx, func(all [packetlink.Streams]*packetStream) bool {
 		return all[number] != nil || all[0] != nil
 	})
@@ -92,7 +96,7 @@ func (p *peer) open(ctx context.Context, number int) (io.WriteCloser, error) {
 }
 
 // add makes st the packet stream of that number, and closes the previous one.
-func (p *peer) add(number int, st *packetStream) {
+func (p *Peer) add(number int, st *packetStream) {
 	var before *packetStream
 	p.streams.Update(func(all *[packetlink.Streams]*packetStream) { before, all[number] = all[number], st })
 	p.sender.Renew(number)
@@ -102,7 +106,7 @@ func (p *peer) add(number int, st *packetStream) {
 }
 
 // remove undoes add.
-func (p *peer) remove(number int, st *packetStream) {
+func (p *Peer) remove(number int, st *packetStream) {
 	p.streams.Update(func(all *[packetlink.Streams]*packetStream) {
 		if all[number] == st {
 			all[number] = nil
@@ -112,9 +116,9 @@ func (p *peer) remove(number int, st *packetStream) {
 	st.Close()
 }
 
-// acceptPacketStream passes the packets of a packet stream to the router until the stream ends.
-func (s *session) acceptPacketStream(in *transport.Incoming) error {
-	number, p := int(in.Src.Port()), s.peer
+// Accept passes the packets of a packet stream to the router until the stream ends.
+func (p *Peer) Accept(in *transport.Incoming) error {
+	number := int(in.Src.Port())
 	if number >= packetlink.Streams || !p.owns(in.Src.Addr().Unmap()) {
 		return in.Reject(transport.CodeProhibited)
 	}
@@ -131,23 +135,26 @@ func (s *session) acceptPacketStream(in *transport.Incoming) error {
 
 // fromLaptop passes the packets of one packet stream to the router.
 type fromLaptop struct {
-	p *peer
+	p *Peer
 	w *packetlink.Writer
 }
 
 func (l fromLaptop) Deliver(f *packetlink.Frame) { l.p.router.fromLaptop(l.p, f, l.w) }
 func (l fromLaptop) Flush()                      { l.w.Flush() }
 
-// admit assigns a lease to the session. around are the cluster's networks, which the lease must avoid.
-func (s *session) admit(ctx context.Context, hello *api.ClientHello, around []netip.Prefix) api.Lease {
-	s.peer.system.Store(hello.Netstack == api.NetstackSystem && !s.manager.limited)
+// Admit assigns a lease to the laptop, or returns the one that it has. system: its packets may leave by the gateway.
+// The lease avoids the laptop's own networks and the networks in avoid. If run is not nil, the caller must run it until
+// the session ends: it sends packets to the laptop.
+func (p *Peer) Admit(hello *api.ClientHello, system bool, avoid []netip.Prefix) (lease api.Lease,
+	run func(context.Context)) {
+	p.system.Store(system)
 	w := leaseRequest{client: hello.Client, keep: hello.Lease, extra: hello.ExtraCIDRs,
-		avoid: append(slices.Clone(hello.Avoid), around...)}
-	lease, begins := s.manager.router.admit(s.peer, w, func() *packetlink.Sender {
-		return packetlink.NewSender(packetlink.SenderConfig{Open: s.peer.open, GSO: !hello.NoGSO, Logger: s.log})
+		avoid: slices.Concat(hello.Avoid, avoid)}
+	lease, begins := p.router.admit(p, w, func() *packetlink.Sender {
+		return packetlink.NewSender(packetlink.SenderConfig{Open: p.open, GSO: !hello.NoGSO, Logger: p.log})
 	})
 	if begins {
-		s.flows.Go(func() { s.peer.sender.Run(ctx) })
+		run = p.sender.Run
 	}
-	return lease
+	return lease, run
 }

@@ -1,8 +1,9 @@
-package manager
+package router
 
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"time"
 
@@ -23,8 +24,8 @@ const (
 	maxGatewayMessage = 64 << 10
 )
 
-// serveGateways serves one gateway after the other until ctx ends. Meanwhile the next one waits in the listener's
-// backlog.
+// ServeGateways serves one gateway after the other until ctx ends. Meanwhile the next one waits in the backlog of l,
+// which serveGateways closes.
 //
 //	manager                                   gateway
 //	   │◀────────────────────────── connects ───│   peer's uid 0, or the connection is closed
@@ -32,11 +33,11 @@ const (
 //	   │◀── Gateway, and the TUN's descriptor ──│   and Gateway again when that changes
 //	   │              ... packets ...           │
 //	   │◀─────────────────────────────── end ───│   the TUN is closed, and laptops are told
-func (m *Manager) serveGateways(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { m.gateways.Close() })
+func (r *Router) ServeGateways(ctx context.Context, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	for {
-		conn, err := m.gateways.Accept()
+		conn, err := l.Accept()
 		if ctx.Err() != nil {
 			if err == nil {
 				conn.Close()
@@ -44,20 +45,20 @@ func (m *Manager) serveGateways(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
-			err = m.serveGateway(ctx, conn)
+			err = r.serveGateway(ctx, conn)
 		}
 		if err == nil {
 			continue
 		}
-		m.log.Warn("gateway", "err", err)
+		r.log.Warn("gateway", "err", err)
 		wakeup.Pause(ctx, acceptPause) // the error may repeat itself
 	}
 }
 
 // sendNetworks writes the inner networks, and again after each change, until ctx or the connection ends.
-func (m *Manager) sendNetworks(ctx context.Context, conn *unixsocket.Conn) error {
+func (r *Router) sendNetworks(ctx context.Context, conn *unixsocket.Conn) error {
 	for {
-		networks, changed := m.router.networks()
+		networks, changed := r.networks()
 		if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return fmt.Errorf("cannot send the networks to the gateway: %w", err)
 		}

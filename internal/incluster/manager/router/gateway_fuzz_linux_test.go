@@ -1,4 +1,4 @@
-package manager
+package router
 
 import (
 	"encoding/json"

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package manager
+package router
 
 import (
 	"context"
@@ -11,13 +11,13 @@ import (
 
 // Traffic managers run on Linux. Elsewhere there is no gateway.
 
-func listenGateways(context.Context, string) (net.Listener, error) {
+func ListenGateways(context.Context, string) (net.Listener, error) {
 	return nil, errors.ErrUnsupported
 }
 
-func (m *Manager) serveGateway(_ context.Context, conn net.Conn) error {
+func (r *Router) serveGateway(_ context.Context, conn net.Conn) error {
 	conn.Close()
 	return errors.ErrUnsupported
 }
 
-func podRoutes() ([]netip.Prefix, error) { return nil, nil }
+func PodRoutes() ([]netip.Prefix, error) { return nil, nil }

@@ -1,4 +1,4 @@
-package manager
+package router
 
 import (
 	"crypto/sha256"
@@ -54,7 +54,7 @@ type leases struct {
 type holding struct {
 	pool   netip.Prefix
 	client string
-	holder *peer     // nil: the address is kept for client
+	holder *Peer     // nil: the address is kept for client
 	until  time.Time // without a holder: the end of the quarantine
 }
 
@@ -72,7 +72,7 @@ func newLeases() *leases {
 
 // take leases p an address of each family, if one is available, and ends the sessions from which it takes an address
 // over.
-func (l *leases) take(p *peer, w leaseRequest) api.Lease {
+func (l *leases) take(p *Peer, w leaseRequest) api.Lease {
 	now := l.now()
 	maps.DeleteFunc(l.taken, func(_ netip.Addr, h holding) bool { return h.holder == nil && !now.Before(h.until) })
 	var lease api.Lease
@@ -100,7 +100,7 @@ func (l *leases) take(p *peer, w leaseRequest) api.Lease {
 // choose returns an address. It prefers one that the client had. Otherwise it starts at a hash of the client's identity
 // and takes the first free address, so a client usually gets the same one. The identity is secret and cannot be
 // computed from the address, which others see.
-func (l *leases) choose(pools []netip.Prefix, p *peer, w leaseRequest) (netip.Addr, netip.Prefix, bool) {
+func (l *leases) choose(pools []netip.Prefix, p *Peer, w leaseRequest) (netip.Addr, netip.Prefix, bool) {
 	for _, addr := range w.keep {
 		for _, pool := range pools {
 			if leasable(pool, addr) && l.available(addr, p, w.client) {
@@ -126,7 +126,7 @@ func (l *leases) choose(pools []netip.Prefix, p *peer, w leaseRequest) (netip.Ad
 }
 
 // available reports whether p, a session of client, may lease addr.
-func (l *leases) available(addr netip.Addr, p *peer, client string) bool {
+func (l *leases) available(addr netip.Addr, p *Peer, client string) bool {
 	h, taken := l.taken[addr]
 	switch {
 	case !taken || h.holder == p:
@@ -138,7 +138,7 @@ func (l *leases) available(addr netip.Addr, p *peer, client string) bool {
 }
 
 // release starts the quarantine of p's addresses.
-func (l *leases) release(p *peer) {
+func (l *leases) release(p *Peer) {
 	for _, addr := range p.addresses() {
 		h := l.taken[addr]
 		h.holder, h.until = nil, l.now().Add(quarantine)

@@ -1,4 +1,4 @@
-package manager
+package router
 
 import (
 	"context"
@@ -20,16 +20,16 @@ import (
 	"kubevpn/pkg/host/unixsocket"
 )
 
-// listenGateways listens for a gateway. An abstract socket belongs to the pod's network namespace, so no process
+// ListenGateways listens for a gateway. An abstract socket belongs to the pod's network namespace, so no process
 // outside of the pod can connect to it.
-func listenGateways(ctx context.Context, name string) (net.Listener, error) {
+func ListenGateways(ctx context.Context, name string) (net.Listener, error) {
 	var network net.ListenConfig
 	return network.Listen(ctx, "unix", name)
 }
 
 // serveGateway uses the gateway's device until conn ends. It owns conn. It returns nil when the gateway or ctx ended
 // the connection. Its deferred calls must run in this order.
-func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
+func (r *Router) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	var others sync.WaitGroup
 	defer others.Wait()
 	defer conn.Close()
@@ -55,7 +55,7 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	}()
 	messages := unixsocket.NewConn(socket, maxGatewayMessage)
 	others.Go(func() {
-		if err := m.sendNetworks(ctx, messages); err != nil {
+		if err := r.sendNetworks(ctx, messages); err != nil {
 			cancel(err)
 		}
 	})
@@ -65,22 +65,22 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 		return err
 	}
 	others.Go(func() {
-		if err := m.router.readGateway(device); !errors.Is(err, os.ErrClosed) {
+		if err := r.readGateway(device); !errors.Is(err, os.ErrClosed) {
 			cancel(fmt.Errorf("reading from the gateway's device: %w", err))
 		}
 	})
 	defer device.Close()
-	m.router.attach(&gateway{device: device, about: about})
-	defer m.router.attach(nil)
-	m.log.Info("gateway attached", "device", device.Name(), "mtu", about.MTU, "ipv4", about.IPv4, "ipv6", about.IPv6,
+	r.attach(&attachedGateway{device: device, about: about})
+	defer r.attach(nil)
+	r.log.Info("gateway attached", "device", device.Name(), "mtu", about.MTU, "ipv4", about.IPv4, "ipv6", about.IPv6,
 		"backend", about.Backend)
-	defer m.log.Info("gateway detached")
+	defer r.log.Info("gateway detached")
 	for {
 		var about api.Gateway
 		if _, err := messages.Receive(&about, ""); err != nil { // only the first one may carry a descriptor
 			return gatewayError(err)
 		}
-		m.router.attach(&gateway{device: device, about: about})
+		r.attach(&attachedGateway{device: device, about: about})
 	}
 }
 
@@ -141,9 +141,9 @@ func adopt(f *os.File, mtu int) (tun.Device, error) {
 	return tun.Adopt(f, request.Name(), mtu)
 }
 
-// podRoutes returns the networks to which the pod has routes, without those of loopback and of TUN devices, which
+// PodRoutes returns the networks to which the pod has routes, without those of loopback and of TUN devices, which
 // belong to the gateway.
-func podRoutes() ([]netip.Prefix, error) {
+func PodRoutes() ([]netip.Prefix, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("listing links: %w", err)

@@ -1,4 +1,4 @@
-package manager
+package router
 
 import (
 	"encoding/binary"
@@ -18,7 +18,7 @@ import (
 	"kubevpn/pkg/wakeup"
 )
 
-// router carries whole packets between sessions, and between sessions and the gateway's TUN device.
+// Router carries whole packets between sessions, and between sessions and the gateway's TUN device.
 //
 //	laptop ─▶ src leased to this session? ─┬─ dst leased to another ─────────────────▶ its packet streams
 //	            no: dropped, counted       ├─ dst in an inner network ───────────────▶ ICMP host unreachable
@@ -29,7 +29,7 @@ import (
 //
 // A packet costs one atomic load and one look-up, and takes no lock before its queue's: routes change rarely, and are
 // replaced as a whole.
-type router struct {
+type Router struct {
 	log    *slog.Logger
 	allows func(dst netip.AddrPort, extra []netip.Prefix) bool // filter.allowsDirect
 	// changed is called when networks or the gateway have changed.
@@ -47,14 +47,14 @@ type router struct {
 
 // routes is an immutable snapshot.
 type routes struct {
-	peers    map[netip.Addr]*peer
+	peers    map[netip.Addr]*Peer
 	networks []netip.Prefix
-	gateway  *gateway // nil if there is none
+	gateway  *attachedGateway // nil if there is none
 }
 
 // distinct returns each peer once. The map peers has an entry for each address.
-func (t *routes) distinct() map[*peer]struct{} {
-	all := make(map[*peer]struct{})
+func (t *routes) distinct() map[*Peer]struct{} {
+	all := make(map[*Peer]struct{})
 	for _, p := range t.peers {
 		all[p] = struct{}{}
 	}
@@ -65,13 +65,13 @@ func (t *routes) isInner(addr netip.Addr) bool {
 	return slices.ContainsFunc(t.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// gateway is the TUN device and its description. It is immutable.
-type gateway struct {
+// attachedGateway is the TUN device and its description. It is immutable.
+type attachedGateway struct {
 	device tun.Device
 	about  api.Gateway
 }
 
-func (g *gateway) forwards(version uint8) bool {
+func (g *attachedGateway) forwards(version uint8) bool {
 	return version == 4 && g.about.IPv4 || version == 6 && g.about.IPv6
 }
 
@@ -84,11 +84,11 @@ type counts struct {
 	unwritten  atomic.Uint64 // the TUN device rejected it
 }
 
-// routerStats is a snapshot of counts.
-type routerStats struct{ spoofed, malformed, noRoute, prohibited, unwritten, queueDrops uint64 }
+// drops is a snapshot of counts.
+type drops struct{ spoofed, malformed, noRoute, prohibited, unwritten, queueDrops uint64 }
 
-func newRouter(allows func(netip.AddrPort, []netip.Prefix) bool, changed func(), log *slog.Logger) *router {
-	r := &router{log: log, allows: allows, changed: changed, leases: newLeases()}
+func New(allows func(netip.AddrPort, []netip.Prefix) bool, changed func(), log *slog.Logger) *Router {
+	r := &Router{log: log, allows: allows, changed: changed, leases: newLeases()}
 	r.alarm.Interval = alarmInterval
 	r.routes.Store(&routes{})
 	return r
@@ -98,17 +98,17 @@ func newRouter(allows func(netip.AddrPort, []netip.Prefix) bool, changed func(),
 const alarmInterval = 5 * time.Second
 
 // countSpoofed counts a packet whose session does not own its source address.
-func (r *router) countSpoofed() {
+func (r *Router) countSpoofed() {
 	n := r.counts.spoofed.Add(1)
 	r.alarm.Do(func() {
 		r.log.Warn("dropped packets with a source address that their session does not own", "spoofed", n)
 	})
 }
 
-func (r *router) stats() routerStats {
+func (r *Router) stats() drops {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := routerStats{
+	s := drops{
 		spoofed: r.counts.spoofed.Load(), malformed: r.counts.malformed.Load(), noRoute: r.counts.noRoute.Load(),
 		prohibited: r.counts.prohibited.Load(), unwritten: r.counts.unwritten.Load(), queueDrops: r.lost,
 	}
@@ -120,7 +120,7 @@ func (r *router) stats() routerStats {
 
 // admit assigns a lease to p, or returns the one that it has. sender creates p's Sender; if begins is true, the caller
 // must run it.
-func (r *router) admit(p *peer, w leaseRequest, sender func() *packetlink.Sender) (lease api.Lease, begins bool) {
+func (r *Router) admit(p *Peer, w leaseRequest, sender func() *packetlink.Sender) (lease api.Lease, begins bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p.ended || w.client == "" {
@@ -135,8 +135,9 @@ func (r *router) admit(p *peer, w leaseRequest, sender func() *packetlink.Sender
 	return p.lease, true
 }
 
-// dismiss releases p's lease. p cannot be admitted again.
-func (r *router) dismiss(p *peer) {
+// Dismiss releases the lease. The peer cannot be admitted again.
+func (p *Peer) Dismiss() {
+	r := p.router
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p.ended = true
@@ -149,16 +150,16 @@ func (r *router) dismiss(p *peer) {
 }
 
 // attach sets the gateway; nil removes it.
-func (r *router) attach(g *gateway) {
+func (r *Router) attach(g *attachedGateway) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.replace(g)
 }
 
 // replace computes new routes from the leases and the gateway. Call with mu held.
-func (r *router) replace(g *gateway) {
+func (r *Router) replace(g *attachedGateway) {
 	before := r.routes.Load()
-	now := &routes{peers: make(map[netip.Addr]*peer, len(before.peers)+1), networks: r.leases.networks(), gateway: g}
+	now := &routes{peers: make(map[netip.Addr]*Peer, len(before.peers)+1), networks: r.leases.networks(), gateway: g}
 	for addr, h := range r.leases.taken {
 		if h.holder != nil {
 			now.peers[addr] = h.holder
@@ -172,14 +173,14 @@ func (r *router) replace(g *gateway) {
 }
 
 // networks returns the inner networks, and a channel that is closed when they change.
-func (r *router) networks() ([]netip.Prefix, <-chan struct{}) {
+func (r *Router) networks() ([]netip.Prefix, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.routes.Load().networks, r.next.Next()
 }
 
-// describe sets the router's part of the state that laptops receive.
-func (r *router) describe(state *api.ManagerState) {
+// Describe sets the router's part of the state that laptops receive.
+func (r *Router) Describe(state *api.ManagerState) {
 	t := r.routes.Load()
 	state.InnerNetworks, state.Gateway = t.networks, nil
 	if t.gateway != nil {
@@ -189,7 +190,7 @@ func (r *router) describe(state *api.ManagerState) {
 }
 
 // fromLaptop routes a packet that p sent. It owns f. Packets to the gateway's device go through w.
-func (r *router) fromLaptop(p *peer, f *packetlink.Frame, w *packetlink.Writer) {
+func (r *Router) fromLaptop(p *Peer, f *packetlink.Frame, w *packetlink.Writer) {
 	h, err := f.Header()
 	switch {
 	case err != nil: // does not happen: packetlink.Receive has checked it
@@ -226,7 +227,7 @@ func (r *router) fromLaptop(p *peer, f *packetlink.Frame, w *packetlink.Writer) 
 
 // report sends p an ICMP error about its packet. Its source is the gateway's address in p's network, even if there is
 // no gateway.
-func (r *router) report(t *routes, p *peer, why packet.Reason, h *packet.Header, f *packetlink.Frame) {
+func (r *Router) report(t *routes, p *Peer, why packet.Reason, h *packet.Header, f *packetlink.Frame) {
 	var from netip.Addr
 	for _, network := range t.networks {
 		if network.Contains(h.Src) {
@@ -247,7 +248,7 @@ func (r *router) report(t *routes, p *peer, why packet.Reason, h *packet.Header,
 
 // fromGateway routes a packet from the pod's kernel to a laptop. It owns f. A source in an inner network is spoofed,
 // because packets between laptops never pass the kernel; the exception is the device's own address.
-func (r *router) fromGateway(f *packetlink.Frame) {
+func (r *Router) fromGateway(f *packetlink.Frame) {
 	h, err := f.Header()
 	if err != nil {
 		r.counts.malformed.Add(1)
@@ -269,7 +270,7 @@ func (r *router) fromGateway(f *packetlink.Frame) {
 }
 
 // readGateway routes packets from the device until it is closed or fails.
-func (r *router) readGateway(device tun.Device) error {
+func (r *Router) readGateway(device tun.Device) error {
 	for {
 		f := packetlink.NewFrame()
 		n, err := device.Read(f.Buffer())

@@ -1,0 +1,268 @@
+package managertest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/wire/transport"
+)
+
+// ServeAt accepts TCP connections and datagrams at an address of loopback, and answers with the address. It returns the
+// port.
+func ServeAt(t *testing.T, addr string) int32 {
+	t.Helper()
+	l, err := net.Listen("tcp", addr+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	datagrams, err := net.ListenPacket("udp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	t.Cleanup(func() { l.Close(); datagrams.Close() })
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			io.WriteString(c, addr)
+			c.Close()
+		}
+	})
+	wg.Go(func() {
+		for b := make([]byte, 100); ; {
+			_, from, err := datagrams.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			datagrams.WriteTo([]byte(addr), from)
+		}
+	})
+	return int32(l.Addr().(*net.TCPAddr).Port)
+}
+
+// Timeout bounds the wait for something that must happen. No test waits for it unless it fails.
+const Timeout = time.Minute
+
+// Connect returns a laptop's session with the manager at addr. The session ends with the test.
+func Connect(t testing.TB, addr string) *transport.Session {
+	t.Helper()
+	arrived := make(chan *transport.Session, 1)
+	client := transport.NewClient(transport.ClientConfig{
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "tcp", addr)
+		},
+		OnSession: func(_ context.Context, s *transport.Session) { arrived <- s },
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := client.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			t.Logf("client: %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	select {
+	case s := <-arrived:
+		return s
+	case <-time.After(Timeout):
+		t.Fatal("no session")
+		return nil
+	}
+}
+
+func Listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// Control is the laptop's end of a control stream.
+type Control struct {
+	t      testing.TB
+	Stream *transport.Stream
+	lines  *bufio.Reader
+}
+
+// Next returns the manager's next message.
+func (c *Control) Next() api.ControlMessage {
+	c.t.Helper()
+	c.Stream.SetReadDeadline(time.Now().Add(Timeout))
+	line, err := c.lines.ReadBytes('\n')
+	if err != nil {
+		c.t.Fatalf("reading a control message: %v", err)
+	}
+	var m api.ControlMessage
+	if err := json.Unmarshal(line, &m); err != nil {
+		c.t.Fatal(err)
+	}
+	return m
+}
+
+// Until reads messages until wanted accepts a State.
+func (c *Control) Until(what string, wanted func(*api.ManagerState) bool) api.ManagerState {
+	c.t.Helper()
+	for {
+		m := c.Next()
+		if m.State != nil && wanted(m.State) {
+			return *m.State
+		}
+		if m.State != nil {
+			c.t.Logf("waiting for %s: %+v", what, *m.State)
+		}
+	}
+}
+
+// UntilNames reads messages until there are names.
+func (c *Control) UntilNames() *api.NameDelta {
+	c.t.Helper()
+	for {
+		if m := c.Next(); m.Names != nil {
+			return m.Names
+		}
+	}
+}
+
+// AddsNames checks the names that the manager adds next.
+func (c *Control) AddsNames(want map[string][]string) {
+	c.t.Helper()
+	if d := c.UntilNames(); !reflect.DeepEqual(d.Add, want) {
+		c.t.Errorf("names %+v, want %v", d, want)
+	}
+}
+
+// Hello opens a control stream.
+func Hello(t testing.TB, laptop *transport.Session, greeting any) *Control {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	st, err := laptop.Open(ctx, transport.Request{Proto: transport.ProtoControl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	if err := json.NewEncoder(st).Encode(greeting); err != nil {
+		t.Fatal(err)
+	}
+	return &Control{t, st, bufio.NewReader(st)}
+}
+
+// TCPPod serves every connection to a new loopback address with handle until the test ends.
+func TCPPod(t testing.TB, handle func(*net.TCPConn)) string {
+	t.Helper()
+	l := Listen(t)
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	t.Cleanup(func() { l.Close() })
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer conn.Close()
+				conn.SetDeadline(time.Now().Add(Timeout))
+				handle(conn.(*net.TCPConn))
+			})
+		}
+	})
+	return l.Addr().String()
+}
+
+func ReadAll(t testing.TB, r io.Reader) string {
+	t.Helper()
+	b, err := io.ReadAll(r)
+	if err != nil {
+		t.Errorf("reading: %v", err)
+	}
+	return string(b)
+}
+
+// LogLines receives the lines of a log.
+type LogLines chan string
+
+func (l LogLines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+// UDPPod answers every datagram with its name, a colon and the datagram.
+func UDPPod(t testing.TB, name string) string {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	t.Cleanup(func() { c.Close() })
+	wg.Go(func() {
+		b := make([]byte, 65536)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			c.WriteToUDPAddrPort(append([]byte(name+":"), b[:min(n, 60000)]...), from)
+		}
+	})
+	return c.LocalAddr().String()
+}
+
+// Ask sends a datagram and returns the answer.
+func Ask(t testing.TB, p *transport.Packets, question string) (string, error) {
+	t.Helper()
+	if err := p.WritePacket([]byte(question)); err != nil {
+		return "", err
+	}
+	b := make([]byte, 65536)
+	n, err := p.ReadPacket(b)
+	return string(b[:n]), err
+}
+
+func Expect(t testing.TB, p *transport.Packets, question, want string) {
+	t.Helper()
+	if got, err := Ask(t, p, question); err != nil || got != want {
+		t.Errorf("asked %q, got %q (%v), want %q", question, got, err, want)
+	}
+}
+
+// Serve accepts sessions on loopback until the test ends, and serves each with onSession. It returns the address.
+func Serve(t testing.TB, onSession func(context.Context, *transport.Session)) string {
+	t.Helper()
+	l := Listen(t)
+	server := transport.NewServer(transport.ServerConfig{OnSession: onSession})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := server.Serve(ctx, l); err != nil && ctx.Err() == nil {
+			t.Errorf("serving sessions: %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	return l.Addr().String()
+}
