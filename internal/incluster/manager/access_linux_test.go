@@ -83,7 +83,7 @@ func TestAllowedNamespacesLimitEveryProtocol(t *testing.T) {
 				case err == nil && managertest.ReadAll(t, st) != "127.0.0.2":
 					t.Error("another pod has answered")
 				}
-				got, err := r.askDatagram(t, transport.ProtoUDP, tt.dst)
+				got, err := managertest.Ask(t, managertest.OpenPackets(t, r.laptop, transport.ProtoUDP, tt.dst), "  x")
 				switch {
 				case tt.want != (err == nil) || err != nil && !errors.Is(err, syscall.EACCES):
 					t.Fatalf("UDP: got %v", err)
@@ -91,23 +91,23 @@ func TestAllowedNamespacesLimitEveryProtocol(t *testing.T) {
 					t.Error("another pod has answered a datagram")
 				}
 			}
-			if _, ok := r.dialer.balancer.Service(dst.Addr()); ok {
+			if _, ok := r.dialer.Balancer.Service(dst.Addr()); ok {
 				return // ClusterIPs do not answer pings
 			}
-			if err := r.dialer.policy.Check(netip.AddrPortFrom(dst.Addr(), 0), netip.AddrPortFrom(dst.Addr(), 0), nil); tt.want != (err == nil) {
+			if err := r.dialer.Policy.Check(netip.AddrPortFrom(dst.Addr(), 0), netip.AddrPortFrom(dst.Addr(), 0), nil); tt.want != (err == nil) {
 				t.Errorf("ping: got %v", err)
 			}
 			if tt.want {
 				return // another test pings pods
 			}
-			if _, err := r.askDatagram(t, transport.ProtoEcho, netip.AddrPortFrom(dst.Addr(), 0).String()); !errors.Is(err, syscall.EACCES) {
+			if _, err := managertest.Ask(t, managertest.OpenPackets(t, r.laptop, transport.ProtoEcho, netip.AddrPortFrom(dst.Addr(), 0).String()), "  x"); !errors.Is(err, syscall.EACCES) {
 				t.Errorf("ping: got %v", err)
 			}
 		})
 	}
 
 	t.Run("a flow of datagrams moves only to a pod of the namespace", func(t *testing.T) {
-		flow := r.openPackets(t, transport.ProtoUDP, "10.96.0.20:80")
+		flow := managertest.OpenPackets(t, r.laptop, transport.ProtoUDP, "10.96.0.20:80")
 		managertest.Expect(t, flow, "x", "127.0.0.2")
 		other, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.3:%d", web))
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/manager/dial"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wire/transport"
 )
@@ -61,7 +62,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		return nil
 	}
 	var refusal *api.Error
-	if by.user, err = s.authenticate(ctx, laptop, &hello); errors.As(err, &refusal) {
+	if by.User, err = s.authenticate(ctx, laptop, &hello); errors.As(err, &refusal) {
 		s.refuse(laptop, refusal)
 		return nil
 	} else if err != nil {
@@ -73,7 +74,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		return s.transport.Close() // the laptop tries again
 	}
 	s.log.Info("laptop", "version", hello.Version, "client", shortHash(hello.Client), "namespace", hello.Namespace,
-		"scheduler", by.scheduler)
+		"scheduler", by.Scheduler)
 
 	session := ctx
 	ctx, cancel := context.WithCancel(ctx)
@@ -92,9 +93,9 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	system := hello.Netstack == api.NetstackSystem && !s.manager.limited
 	lease, run := s.peer.Admit(&hello, system, s.manager.around())
 	if run != nil {
-		s.flows.Go(func() { run(session) })
+		s.streams.Go(func() { run(session) })
 	}
-	served := s.manager.nodeServes(ctx)
+	served := dial.NodeServes(ctx, s.manager.cfg.APIServer)
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
 	return s.sendNotices(ctx, laptop, s.manager.hello(&hello, lease), served)
 }

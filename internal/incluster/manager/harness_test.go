@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -39,7 +38,7 @@ func start(t testing.TB, cfg Config, prepare ...func(*Manager)) *running {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	m := New(cfg)
-	m.dialer.check = func(netip.AddrPort) error { return nil }
+	m.dialer.Check = func(netip.AddrPort) error { return nil }
 	m.routes = func() ([]netip.Prefix, error) { return nil, nil } // the routes of this machine must not affect tests
 	for _, p := range prepare {
 		p(m)
@@ -73,24 +72,10 @@ func identified(t testing.TB, scheduler string) *running {
 // open opens a TCP flow to addr.
 func (r *running) open(t testing.TB, addr string) (*transport.Stream, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), managertest.Timeout)
-	defer cancel()
-	st, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: netip.MustParseAddrPort(addr)})
-	if err == nil {
-		st.SetDeadline(time.Now().Add(managertest.Timeout))
-		t.Cleanup(func() { st.Reset() })
-	}
-	return st, err
+	return managertest.Open(t, r.laptop, addr)
 }
 
 // vip makes 10.96.0.1:80, of both protocols, a Service with these endpoints.
 func (r *running) vip(endpoints ...string) {
-	s := balancer.Service{Name: balancer.Name{Namespace: "default", Name: "web"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-		Ports: []balancer.Port{{Protocol: balancer.TCP, Port: 80}, {Protocol: balancer.UDP, Port: 80}}}
-	for i := range s.Ports {
-		for _, e := range endpoints {
-			s.Ports[i].Endpoints = append(s.Ports[i].Endpoints, balancer.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})
-		}
-	}
-	r.dialer.balancer.Apply([]balancer.Service{s}, nil)
+	r.dialer.Balancer.Apply([]balancer.Service{managertest.VIP(endpoints...)}, nil)
 }

@@ -157,10 +157,10 @@ func TestNoProtocolReachesNodes(t *testing.T) {
 	if _, err := r.open(t, server); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("TCP: got %v", err)
 	}
-	if _, err := r.askDatagram(t, transport.ProtoUDP, server); !errors.Is(err, syscall.EACCES) {
+	if _, err := managertest.Ask(t, managertest.OpenPackets(t, r.laptop, transport.ProtoUDP, server), "  x"); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("UDP: got %v", err)
 	}
-	if _, err := r.askDatagram(t, transport.ProtoEcho, netip.AddrPortFrom(at.Addr(), 0).String()); !errors.Is(err, syscall.EACCES) {
+	if _, err := managertest.Ask(t, managertest.OpenPackets(t, r.laptop, transport.ProtoEcho, netip.AddrPortFrom(at.Addr(), 0).String()), "  x"); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("ping: got %v", err)
 	}
 	r.vip(server)
@@ -240,7 +240,7 @@ func TestAdminsNetworksApplyAboveTheLaptops(t *testing.T) {
 			if got := m.filter.AllowsDirect(dst, tt.extra); got != tt.want {
 				t.Errorf("a packet: %v, want %v", got, tt.want)
 			}
-			if err := errors.Join(m.dialer.check(dst), m.dialer.checkHost(dst, tt.extra)); (err == nil) != tt.want || err != nil && !errors.Is(err, syscall.EACCES) {
+			if err := errors.Join(m.dialer.Check(dst), m.dialer.CheckHost(dst, tt.extra)); (err == nil) != tt.want || err != nil && !errors.Is(err, syscall.EACCES) {
 				t.Errorf("a flow: %v, want it to be allowed: %v", err, tt.want)
 			}
 		})

@@ -104,7 +104,7 @@ func TestDialFirstFailsOver(t *testing.T) {
 	}{
 		{"first-works", []string{good, closed}, ca, ""},
 		{"first-refuses", []string{closed, good}, ca, ""},
-		{"first-is-silent", []string{fullListener(t), closed, good}, ca, ""},
+		{"first-is-silent", []string{managertest.FullListener(t), closed, good}, ca, ""},
 		{"none-works", []string{closed, closed}, ca, "connection refused"},
 		{"wrong-name", []string{wrongName}, wrongCA, "example.com"},
 		{"wrong-authority", []string{good}, wrongCA, "certificate"},

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/manager/dial"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/internal/process/footprint"
 	"kubevpn/internal/process/metrics"
@@ -76,7 +77,7 @@ type Manager struct {
 	publisher *publisher
 	pods      *podReader
 	notices   *wakeup.Value[*notice] // see publisher
-	dialer    *dialer
+	dialer    *dial.Dialer
 	filter    *access.Filter
 	limited   bool // an admin limits what laptops reach
 	router    *router.Router
@@ -94,24 +95,24 @@ func New(cfg Config) *Manager {
 		cfg: cfg, log: cfg.Logger, notices: newNotices(),
 		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
 		pods:    newPodReader(cfg.Kube, c, cfg.Logger),
-		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
+		dialer:  dial.New(balancer.New(cfg.NodeName)),
 		filter:  &access.Filter{Pod: cfg.PodIPs, Allow: cfg.AllowCIDRs, Deny: cfg.DenyCIDRs},
 		budget:  transport.NewBudget(maxStreams, maxBuffered),
 		routes:  router.PodRoutes,
 	}
-	m.dialer.check, m.dialer.checkHost = m.filter.Check, m.filter.CheckHost
-	m.dialer.policy = access.New(access.Config{Namespaces: cfg.AllowNamespaces, Authorize: cfg.Authorize, Filter: m.filter,
-		Service: m.dialer.balancer.Service, HasAddress: m.pods.read, Logger: m.log})
-	m.limited = m.dialer.policy != nil || len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
+	m.dialer.Check, m.dialer.CheckHost = m.filter.Check, m.filter.CheckHost
+	m.dialer.Policy = access.New(access.Config{Namespaces: cfg.AllowNamespaces, Authorize: cfg.Authorize, Filter: m.filter,
+		Service: m.dialer.Balancer.Service, HasAddress: m.pods.read, Logger: m.log})
+	m.limited = m.dialer.Policy != nil || len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
 	m.router = router.New(m.filter.AllowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
 		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
-		cluster: c, balancer: m.dialer.balancer, notices: m.notices, watcher: m.watcher,
-		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter, policy: m.dialer.policy,
+		cluster: c, balancer: m.dialer.Balancer, notices: m.notices, watcher: m.watcher,
+		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter, policy: m.dialer.Policy,
 		gvisorOnly: m.limited,
 		ready:      make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
 	}
-	m.dialer.inRange = m.inServiceRange
+	m.dialer.InRange = m.inServiceRange
 	return m
 }
 
@@ -124,7 +125,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		m.publisher.dns, m.filter.DNS = dns, dns.servers
 	}
-	m.publisher.noEcho = !mayPing()
+	m.publisher.noEcho = !dial.MayPing()
 	var network net.ListenConfig
 	sessions, err := network.Listen(ctx, "tcp", m.cfg.Listen)
 	if err != nil {
@@ -231,6 +232,3 @@ func (m *Manager) inServiceRange(addr netip.Addr) bool {
 	return now.state.ResolvesVIPs &&
 		slices.ContainsFunc(now.state.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
-
-// unmap converts an IPv4-mapped IPv6 address to IPv4, so that comparisons work.
-func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

@@ -31,7 +31,7 @@ func childMain() bool {
 		return false
 	}
 	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
-	m.dialer.check = func(netip.AddrPort) error { return nil }
+	m.dialer.Check = func(netip.AddrPort) error { return nil }
 	debug.SetGCPercent(50)
 	sessions, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"kubevpn/internal/incluster/manager/dial"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/internal/process/metrics"
 	"kubevpn/pkg/datapath/packetlink"
@@ -32,7 +33,7 @@ var (
 
 // Metrics returns the metrics of the traffic manager.
 func Metrics() []*metrics.Metric {
-	return slices.Concat([]*metrics.Metric{metricBuildInfo, metricSessions, metricSent, metricReceived}, dialMetrics(),
+	return slices.Concat([]*metrics.Metric{metricBuildInfo, metricSessions, metricSent, metricReceived}, dial.Metrics(),
 		router.Metrics(), []*metrics.Metric{metricRejected, metricBounds.Used, metricBounds.Limit})
 }
 
@@ -45,7 +46,7 @@ func (m *Manager) collector() *metrics.Collector {
 		emit(metricSessions, float64(m.publisher.laptops()))
 		emit(metricSent, float64(total.Sent))
 		emit(metricReceived, float64(total.Received))
-		m.dialer.collect(emit)
+		m.dialer.Collect(emit)
 		m.router.Collect(emit)
 		queued, laptops := m.router.Queued()
 		metricBounds.Emit(emit, float64(queued), float64(laptops*packetlink.Streams*packetlink.DefaultLimit),

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -24,31 +23,8 @@ import (
 
 func TestMetricsFollowTheConventions(t *testing.T) {
 	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
-	for _, err := range []error{nil, syscall.ECONNREFUSED, io.EOF, context.Canceled, syscall.ETIMEDOUT, nil} {
-		m.dialer.counts.began(transport.ProtoTCP)(err)
-	}
-	m.dialer.counts.began(transport.ProtoUDP)
-	c := m.collector()
-	if problems, err := testutil.CollectAndLint(c); err != nil || len(problems) > 0 {
+	if problems, err := testutil.CollectAndLint(m.collector()); err != nil || len(problems) > 0 {
 		t.Error(err, problems)
-	}
-	var want strings.Builder
-	want.WriteString("# HELP kubevpn_manager_dials_in_flight " + metricDialing.Help + "\n" +
-		"# TYPE kubevpn_manager_dials_in_flight gauge\nkubevpn_manager_dials_in_flight 1\n" +
-		"# HELP kubevpn_manager_dials_total " + metricDials.Help + "\n# TYPE kubevpn_manager_dials_total counter\n")
-	counts := map[string]string{"connected": "2", "refused": "1", "failed": "1", "canceled": "1", "timeout": "1"}
-	for _, protocol := range []string{"tcp", "udp", "echo"} {
-		for _, result := range dialResults {
-			n := "0"
-			if count, ok := counts[result]; ok && protocol == "tcp" {
-				n = count
-			}
-			want.WriteString(`kubevpn_manager_dials_total{protocol="` + protocol + `",result="` + result + `"} ` + n + "\n")
-		}
-	}
-	if err := testutil.CollectAndCompare(c, strings.NewReader(want.String()), metricDials.Name,
-		metricDialing.Name); err != nil {
-		t.Error(err)
 	}
 }
 

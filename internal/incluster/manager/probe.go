@@ -1,11 +1,8 @@
 package manager
 
 import (
-	"context"
-	"net"
 	"net/netip"
 	"slices"
-	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/access"
@@ -104,28 +101,4 @@ func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 		}
 	}
 	return lowest
-}
-
-// nodeServesTimeout limits the dial of a ClusterIP. The kernel repeats a SYN after a second, if the first one is lost.
-const nodeServesTimeout = 1200 * time.Millisecond
-
-// nodeServes dials a ClusterIP as any program in the pod does. Its result (ManagerState.NodeServes) proves whether the
-// node serves ClusterIPs, and IPVS, which makes a ClusterIP an address of the node.
-func (m *Manager) nodeServes(ctx context.Context) string {
-	vip := m.cfg.APIServer
-	if !vip.IsValid() {
-		return ""
-	}
-	dialing, cancel := context.WithTimeout(ctx, nodeServesTimeout)
-	defer cancel()
-	var to net.Dialer
-	conn, err := to.DialContext(dialing, "tcp", vip.String())
-	if err != nil {
-		return api.NodeServesNothing
-	}
-	conn.Close()
-	if endsAtNextHop(vip.Addr()) {
-		return api.NodeServesAsAddress
-	}
-	return api.NodeServesClusterIP
 }

@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/manager/dial"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wire/transport"
@@ -30,24 +30,25 @@ type session struct {
 	log       *slog.Logger
 
 	peer    *router.Peer
-	buffers buffers
-	flows   sync.WaitGroup
+	flows   *dial.Flows
+	streams sync.WaitGroup // of all kinds
 
 	greeted    atomic.Bool   // the control stream was opened
 	identified chan struct{} // closed when by is set, once
-	by         caller
+	by         dial.Caller
 }
 
 func (m *Manager) newSession(s *transport.Session) *session {
 	laptop := &session{
-		manager: m, transport: s, buffers: buffers{session: s}, log: m.log.With("session", s.ID().String()[:8]),
+		manager: m, transport: s, log: m.log.With("session", s.ID().String()[:8]),
 		identified: make(chan struct{}),
 	}
+	laptop.flows = dial.NewFlows(m.dialer, s, &laptop.streams)
 	connected := func() bool { return s.Err() == nil && s.Attached() }
 	laptop.peer = router.NewPeer(m.router, laptop.log, connected, sync.OnceFunc(func() {
 		// Close waits for the laptop, and the router calls this function with its mutex held. Before serve waits for
-		// flows, it dismisses the peer, and the router no longer calls it.
-		laptop.flows.Go(func() {
+		// streams, it dismisses the peer, and the router no longer calls it.
+		laptop.streams.Go(func() {
 			laptop.log.Info("a newer session of the same client took the lease")
 			s.Close()
 		})
@@ -65,22 +66,22 @@ func (s *session) serve(ctx context.Context) {
 	if s.manager.proxy != nil {
 		defer s.manager.proxy.tickets.forget(s.transport.ID()) // after all requests for tickets
 	}
-	defer s.flows.Wait()
+	defer s.streams.Wait()
 	defer s.peer.Dismiss()
 	for {
 		in, err := s.transport.Accept(ctx)
 		if err != nil {
 			return // the transport has logged why
 		}
-		s.flows.Go(func() { s.answer(ctx, in) })
+		s.streams.Go(func() { s.answer(ctx, in) })
 	}
 }
 
 // identify records the laptop's hello, once. Flows that arrived earlier wait for it.
-func (s *session) identify(by caller) error {
-	counts := cmp.Or(by.client, s.transport.ID().String()) // a laptop without an identity counts alone
-	if by.user != nil {
-		counts = "user " + by.user.Name
+func (s *session) identify(by dial.Caller) error {
+	counts := cmp.Or(by.Client, s.transport.ID().String()) // a laptop without an identity counts alone
+	if by.User != nil {
+		counts = "user " + by.User.Name
 	}
 	if err := s.transport.Admit(counts); err != nil {
 		return err
@@ -91,12 +92,12 @@ func (s *session) identify(by caller) error {
 }
 
 // caller returns the laptop, or the zero caller before identify.
-func (s *session) caller() caller {
+func (s *session) caller() dial.Caller {
 	select {
 	case <-s.identified:
 		return s.by
 	default:
-		return caller{}
+		return dial.Caller{}
 	}
 }
 
@@ -119,11 +120,11 @@ func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 			err = s.acceptControl(ctx, in)
 		}
 	case transport.ProtoTCP:
-		err = s.acceptTCP(ctx, in, gone)
+		err = s.flows.AcceptTCP(ctx, in, s.caller())
 	case transport.ProtoUDP:
-		err = s.acceptUDP(in)
+		err = s.flows.AcceptUDP(in, s.caller())
 	case transport.ProtoEcho:
-		err = s.acceptEcho(in)
+		err = s.flows.AcceptEcho(in, s.caller())
 	case transport.ProtoIP:
 		err = s.peer.Accept(in)
 	case transport.ProtoTicket:
@@ -136,75 +137,13 @@ func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 	}
 }
 
-func (s *session) acceptTCP(ctx context.Context, in *transport.Incoming, gone <-chan struct{}) error {
-	dialCtx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-gone:
-			cancel()
-		case <-dialCtx.Done():
-		}
-	}()
-	ended := s.manager.dialer.counts.began(transport.ProtoTCP)
-	conn, pick, err := s.manager.dialer.dialTCP(dialCtx, unmap(in.Dst), s.caller())
-	ended(err)
-	if err != nil {
-		return in.RejectError(err)
-	}
-	cancel() // the goroutine above
-	st, err := in.Accept()
-	if err != nil {
-		pick.Release()
-		conn.SetLinger(0)
-		conn.Close()
-		return err
-	}
-	// The dial has used 8 KiB of this goroutine's stack. The relay gets by with the 2 KiB of a new one.
-	s.flows.Go(func() {
-		defer pick.Release()
-		relay(st, conn, gone, s.transport.Done(), &s.buffers)
-	})
-	return nil
-}
-
-func (s *session) acceptUDP(in *transport.Incoming) error {
-	ended := s.manager.dialer.counts.began(transport.ProtoUDP)
-	flow, err := s.manager.dialer.openUDP(unmap(in.Dst), s.caller())
-	ended(err)
-	if err != nil {
-		return in.RejectError(err)
-	}
-	return s.acceptDatagrams(in, flow, flow.idle())
-}
-
-func (s *session) acceptEcho(in *transport.Incoming) error {
-	ended := s.manager.dialer.counts.began(transport.ProtoEcho)
-	pings, err := s.manager.dialer.openEcho(in.Dst.Addr().Unmap(), s.caller())
-	ended(err)
-	if err != nil {
-		return in.RejectError(err)
-	}
-	return s.acceptDatagrams(in, pings, echoIdle)
-}
-
-func (s *session) acceptDatagrams(in *transport.Incoming, d datagrams, idle time.Duration) error {
-	laptop, err := in.AcceptPackets()
-	if err != nil {
-		d.close()
-		return err
-	}
-	s.flows.Go(func() { exchange(laptop, d, idle, &s.buffers) }) // as acceptTCP does
-	return nil
-}
-
 const (
 	maxClient = 256 // bytes of a client's identity
 	maxExtra  = 256 // networks of --extra-cidr; the router compares a packet to a node with each
 )
 
-func parseCaller(hello api.ClientHello) (caller, error) {
-	by := caller{client: hello.Client, scheduler: balancer.RoundRobin, extra: hello.ExtraCIDRs}
+func parseCaller(hello api.ClientHello) (dial.Caller, error) {
+	by := dial.Caller{Client: hello.Client, Scheduler: balancer.RoundRobin, Extra: hello.ExtraCIDRs}
 	if len(hello.Client) > maxClient || len(hello.ExtraCIDRs) > maxExtra {
 		return by, fmt.Errorf("the identity has %d bytes and there are %d networks; at most %d and %d are allowed",
 			len(hello.Client), len(hello.ExtraCIDRs), maxClient, maxExtra)
@@ -218,6 +157,6 @@ func parseCaller(hello api.ClientHello) (caller, error) {
 		return by, nil
 	}
 	scheduler, err := balancer.ParseScheduler(hello.Scheduler)
-	by.scheduler = scheduler
+	by.Scheduler = scheduler
 	return by, err
 }

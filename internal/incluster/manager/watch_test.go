@@ -86,7 +86,7 @@ func TestChangesReachLaptops(t *testing.T) {
 	if d := c.UntilNames(); d.Reset || d.Add != nil || !reflect.DeepEqual(d.Remove, map[string][]string{"default": {"web"}}) {
 		t.Errorf("after a Service was deleted: %+v", d)
 	}
-	if _, verdict := r.dialer.balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
+	if _, verdict := r.dialer.Balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
 		t.Errorf("a deleted Service is %v", verdict)
 	}
 
@@ -122,7 +122,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 			t.Errorf("state: %+v", state)
 		}
 		vip := netip.MustParseAddrPort("10.96.0.10:80")
-		if _, verdict := r.dialer.balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.NotService {
+		if _, verdict := r.dialer.Balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.NotService {
 			t.Errorf("without EndpointSlices a VIP is %v", verdict)
 		}
 		if d := c.UntilNames(); len(d.Add["default"]) != 2 {
@@ -134,7 +134,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 		if state.Missing != nil {
 			t.Errorf("missing: %v", state.Missing)
 		}
-		if _, verdict := r.dialer.balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.Chosen {
+		if _, verdict := r.dialer.Balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.Chosen {
 			t.Errorf("with EndpointSlices a VIP is %v", verdict)
 		}
 	})
@@ -149,7 +149,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 		if want := []string{"watch services"}; !slices.Equal(state.Missing, want) {
 			t.Errorf("missing: %v, want %v", state.Missing, want)
 		}
-		if _, verdict := r.dialer.balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
+		if _, verdict := r.dialer.Balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
 			t.Errorf("a VIP is %v", verdict)
 		}
 		for {
@@ -228,7 +228,7 @@ var everywhere = []string{"list services", "watch services", "list endpointslice
 
 // verdict is the balancer's for a TCP flow to the ClusterIP.
 func (r *running) verdict(vip string) balancer.Verdict {
-	pick, verdict := r.dialer.balancer.Pick(balancer.TCP, netip.MustParseAddrPort(vip), "", balancer.Random)
+	pick, verdict := r.dialer.Balancer.Pick(balancer.TCP, netip.MustParseAddrPort(vip), "", balancer.Random)
 	pick.Release()
 	return verdict
 }

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"kubevpn/pkg/datapath/balancer"
 )
 
 // ServiceOf is a Service with a ClusterIP, whose port 80 leads to the port of pods, given as NAME=ADDRESS. A pod
@@ -229,4 +231,17 @@ func Objects() []runtime.Object {
 		service("kube-system", "kube-dns", "10.96.0.53", 53), slice("kube-system", "kube-dns", "10.244.0.3", "Pod", 53),
 		WebService(nil), WebSlice("web-1", nil, "10.244.0.9", "192.168.0.1"),
 	}
+}
+
+// VIP returns the Service 10.96.0.1:80, of both protocols, with these endpoints.
+func VIP(endpoints ...string) balancer.Service {
+	s := balancer.Service{Name: balancer.Name{Namespace: "default", Name: "web"}, ClusterIPs: Addrs("10.96.0.1"),
+		Ports: []balancer.Port{{Protocol: balancer.TCP, Port: 80}, {Protocol: balancer.UDP, Port: 80}}}
+	for i := range s.Ports {
+		for _, e := range endpoints {
+			s.Ports[i].Endpoints = append(s.Ports[i].Endpoints,
+				balancer.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})
+		}
+	}
+	return s
 }

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"reflect"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -265,4 +267,61 @@ func Serve(t testing.TB, onSession func(context.Context, *transport.Session)) st
 		wg.Wait()
 	})
 	return l.Addr().String()
+}
+
+// Open opens a TCP flow to addr, which the test resets at its end.
+func Open(t testing.TB, laptop *transport.Session, addr string) (*transport.Stream, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	st, err := laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: netip.MustParseAddrPort(addr)})
+	if err == nil {
+		st.SetDeadline(time.Now().Add(Timeout))
+		t.Cleanup(func() { st.Reset() })
+	}
+	return st, err
+}
+
+// OpenPackets opens a flow of datagrams, which the test closes at its end.
+func OpenPackets(t testing.TB, laptop *transport.Session, proto transport.Proto, dst string) *transport.Packets {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	p, err := laptop.OpenPackets(ctx, transport.Request{Proto: proto, Dst: netip.MustParseAddrPort(dst)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.SetReadDeadline(time.Now().Add(Timeout))
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// FullListener returns an address that does not answer: the queue of its listener is full.
+func FullListener(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := netip.AddrPortFrom(netip.AddrFrom4(name.(*syscall.SockaddrInet4).Addr), uint16(name.(*syscall.SockaddrInet4).Port)).String()
+	for range 16 { // until one is not answered
+		c, err := net.DialTimeout("tcp", addr, time.Second)
+		if err != nil {
+			return addr
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	t.Fatal("the queue does not fill")
+	return ""
 }

@@ -1,4 +1,4 @@
-package manager
+package dial
 
 import (
 	"context"
@@ -25,29 +25,35 @@ const (
 // keepAlive finds pods that vanished with their node: after 60 + 9*30 seconds without an answer.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 30 * time.Second, Count: 9}
 
-// dialer makes the manager's connections. It is shared by all sessions.
-type dialer struct {
-	balancer  *balancer.Balancer
-	check     func(netip.AddrPort) error                           // access.Filter.Check
-	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // access.Filter.CheckHost, if dst is no ClusterIP
-	policy    *access.Policy                                       // nil: no limit
-	ports     *ports
-	inRange   func(netip.Addr) bool // whether an address is in a Service range
-	counts    dialCounts
+// Dialer makes the manager's connections. All sessions share it. Set the exported fields before use. Methods are safe
+// for concurrent use.
+type Dialer struct {
+	Balancer *balancer.Balancer
+
+	Check     func(netip.AddrPort) error                           // access.Filter.Check
+	CheckHost func(dst netip.AddrPort, extra []netip.Prefix) error // access.Filter.CheckHost, if dst is no ClusterIP
+	Policy    *access.Policy                                       // nil: no limit
+	InRange   func(netip.Addr) bool                                // whether an address is in a Service range
+
+	ports  *ports
+	counts dialCounts
 }
 
-// caller identifies the laptop for which the manager dials.
-type caller struct {
-	client    string // keys affinity
-	scheduler balancer.Scheduler
-	extra     []netip.Prefix // of --extra-cidr
-	user      *access.User   // nil: unknown
+// New returns a dialer that resolves ClusterIPs with b. The caller sets its exported fields.
+func New(b *balancer.Balancer) *Dialer { return &Dialer{Balancer: b, ports: newPorts()} }
+
+// Caller identifies the laptop for which the manager dials.
+type Caller struct {
+	Client    string // keys affinity
+	Scheduler balancer.Scheduler
+	Extra     []netip.Prefix // of --extra-cidr
+	User      *access.User   // nil: unknown
 }
 
 // pick resolves dst, and checks that the policy allows the result. Its error is for the laptop (transport.CodeOf). If the
 // Endpoint is invalid, dst is no ClusterIP and the caller dials it as it is. The caller releases the Pick.
-func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller) (balancer.Pick, error) {
-	pick, verdict := d.balancer.Pick(protocol, dst, by.client, by.scheduler)
+func (d *Dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by Caller) (balancer.Pick, error) {
+	pick, verdict := d.Balancer.Pick(protocol, dst, by.Client, by.Scheduler)
 	d.counts.picks[verdict].Add(1)
 	switch verdict {
 	case balancer.Refused:
@@ -57,9 +63,9 @@ func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller)
 			syscall.ETIMEDOUT)
 	}
 	if !pick.Endpoint().IsValid() {
-		return pick, d.policy.Check(dst, dst, by.user)
+		return pick, d.Policy.Check(dst, dst, by.User)
 	}
-	if err := d.policy.CheckPick(dst, &pick, by.user); err != nil {
+	if err := d.Policy.CheckPick(dst, &pick, by.User); err != nil {
 		pick.Release()
 		return pick, err
 	}
@@ -69,17 +75,17 @@ func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller)
 // dialTCP connects to dst or, if it is a ClusterIP, to an endpoint of the Service. If an endpoint refuses, or its host
 // is gone, dialTCP tries another one, because the laptop has no answer yet. The caller closes the connection and
 // releases the Pick.
-func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*net.TCPConn, balancer.Pick, error) {
+func (d *Dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by Caller) (*net.TCPConn, balancer.Pick, error) {
 	pick, err := d.pick(balancer.TCP, dst, by)
 	if err != nil {
 		return nil, pick, err
 	}
 	if !pick.Endpoint().IsValid() {
-		if err := d.checkHost(dst, by.extra); err != nil {
+		if err := d.CheckHost(dst, by.Extra); err != nil {
 			return nil, pick, err
 		}
 		timeout := dialTimeout
-		if d.inRange(dst.Addr()) {
+		if d.InRange(dst.Addr()) {
 			timeout = unknownVIPTimeout
 		}
 		conn, err := d.connect(ctx, dst, timeout)
@@ -90,7 +96,7 @@ func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*n
 		if err == nil {
 			return conn, pick, nil
 		}
-		if !tryAnother(err) || !pick.Next() || d.policy.CheckPick(dst, &pick, by.user) != nil {
+		if !tryAnother(err) || !pick.Next() || d.Policy.CheckPick(dst, &pick, by.User) != nil {
 			pick.Release()
 			return nil, pick, err
 		}
@@ -104,8 +110,8 @@ func tryAnother(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH)
 }
 
-func (d *dialer) connect(ctx context.Context, dst netip.AddrPort, timeout time.Duration) (*net.TCPConn, error) {
-	if err := d.check(dst); err != nil {
+func (d *Dialer) connect(ctx context.Context, dst netip.AddrPort, timeout time.Duration) (*net.TCPConn, error) {
+	if err := d.Check(dst); err != nil {
 		return nil, err
 	}
 	to := net.Dialer{Timeout: timeout, KeepAliveConfig: keepAlive}

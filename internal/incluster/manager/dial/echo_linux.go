@@ -1,4 +1,4 @@
-package manager
+package dial
 
 import (
 	"errors"
@@ -69,8 +69,8 @@ func as4(addr netip.Addr) [4]byte {
 	return [4]byte{}
 }
 
-// mayPing reports whether ICMP sockets are permitted.
-func mayPing() bool {
+// MayPing reports whether ICMP sockets are permitted.
+func MayPing() bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)

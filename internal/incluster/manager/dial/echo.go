@@ -1,4 +1,4 @@
-package manager
+package dial
 
 import (
 	"errors"
@@ -19,12 +19,12 @@ const (
 //
 // The pod must answer them itself. Pings to a ClusterIP fail: it belongs to no pod, and the answer of a node
 // (kube-proxy with IPVS) proves nothing.
-func (d *dialer) openEcho(dst netip.Addr, by caller) (datagrams, error) {
-	if _, ok := d.balancer.Service(dst); ok {
+func (d *Dialer) openEcho(dst netip.Addr, by Caller) (datagrams, error) {
+	if _, ok := d.Balancer.Service(dst); ok {
 		return nil, fmt.Errorf("%v is a ClusterIP, which does not answer pings: %w", dst, syscall.ETIMEDOUT)
 	}
 	to := netip.AddrPortFrom(dst, 0)
-	if err := errors.Join(d.check(to), d.checkHost(to, by.extra), d.policy.Check(to, to, by.user)); err != nil {
+	if err := errors.Join(d.Check(to), d.CheckHost(to, by.Extra), d.Policy.Check(to, to, by.User)); err != nil {
 		return nil, err
 	}
 	return openPinger(dst)

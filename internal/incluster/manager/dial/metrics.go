@@ -1,4 +1,4 @@
-package manager
+package dial
 
 import (
 	"context"
@@ -75,13 +75,13 @@ var (
 		Help: "Dials of another endpoint, because one refused or its host was unreachable."}
 )
 
-// dialMetrics returns the metrics of dials.
-func dialMetrics() []*metrics.Metric {
+// Metrics returns the metrics of dials.
+func Metrics() []*metrics.Metric {
 	return []*metrics.Metric{metricDials, metricDialing, metricServices, metricPicks, metricRetries}
 }
 
-// collect emits the metrics of dials.
-func (d *dialer) collect(emit metrics.Emit) {
+// Collect emits the metrics of dials.
+func (d *Dialer) Collect(emit metrics.Emit) {
 	c := &d.counts
 	emit(metricDialing, float64(c.inFlight.Load()))
 	for _, p := range []transport.Proto{transport.ProtoTCP, transport.ProtoUDP, transport.ProtoEcho} {
@@ -93,5 +93,5 @@ func (d *dialer) collect(emit metrics.Emit) {
 		emit(metricPicks, float64(c.picks[verdict].Load()), result)
 	}
 	emit(metricRetries, float64(c.retries.Load()))
-	emit(metricServices, float64(d.balancer.Len()))
+	emit(metricServices, float64(d.Balancer.Len()))
 }

@@ -1,4 +1,4 @@
-package manager
+package dial
 
 import (
 	"bytes"
@@ -223,21 +223,10 @@ func TestDialAnswers(t *testing.T) {
 
 func portOf(addr string) string { return strconv.Itoa(int(netip.MustParseAddrPort(addr).Port())) }
 
-func TestFilterIsApplied(t *testing.T) {
-	r := start(t, Config{}, func(m *Manager) { m.dialer.check = m.filter.Check })
-	managertest.Hello(t, r.laptop, helloV1).Next()
-	r.vip("127.0.0.1:10800")
-	for _, dst := range []string{"127.0.0.1:10800", "169.254.169.254:80", "10.96.0.1:80"} {
-		if _, err := r.open(t, dst); !errors.Is(err, syscall.EACCES) {
-			t.Errorf("%s: got %v", dst, err)
-		}
-	}
-}
-
 // The listener's queue is full, so the dial hangs.
 func TestCancelledOpenEndsDial(t *testing.T) {
 	r := identified(t, "")
-	blackhole := fullListener(t)
+	blackhole := managertest.FullListener(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
 	_, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: netip.MustParseAddrPort(blackhole)})
@@ -247,41 +236,11 @@ func TestCancelledOpenEndsDial(t *testing.T) {
 }
 
 func TestUnknownVIPTimesOutEarly(t *testing.T) {
-	r := start(t, Config{}, func(m *Manager) { m.dialer.inRange = func(netip.Addr) bool { return true } })
-	managertest.Hello(t, r.laptop, helloV1).Next()
-	if _, err := r.open(t, fullListener(t)); !errors.Is(err, syscall.ETIMEDOUT) {
+	r := identified(t, "")
+	r.dialer.InRange = func(netip.Addr) bool { return true }
+	if _, err := r.open(t, managertest.FullListener(t)); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("got %v", err) // such as the end of testTimeout, which is less than dialTimeout
 	}
-}
-
-// fullListener returns an address that does not answer: the queue of its listener is full.
-func fullListener(t *testing.T) string {
-	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { syscall.Close(fd) })
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Listen(fd, 0); err != nil {
-		t.Fatal(err)
-	}
-	name, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := netip.AddrPortFrom(netip.AddrFrom4(name.(*syscall.SockaddrInet4).Addr), uint16(name.(*syscall.SockaddrInet4).Port)).String()
-	for range 16 { // until one is not answered
-		c, err := net.DialTimeout("tcp", addr, time.Second)
-		if err != nil {
-			return addr
-		}
-		t.Cleanup(func() { c.Close() })
-	}
-	t.Fatal("the queue does not fill")
-	return ""
 }
 
 func TestManyFlowsAtOnce(t *testing.T) {

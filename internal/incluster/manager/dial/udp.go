@@ -1,4 +1,4 @@
-package manager
+package dial
 
 import (
 	"net"
@@ -25,9 +25,9 @@ const (
 // usable, the next datagram from the laptop goes there, over a new socket. kube-proxy does the same by deleting the
 // flow's conntrack entry. Neither moves a TCP connection.
 type udpFlow struct {
-	d    *dialer
+	d    *Dialer
 	dst  netip.AddrPort
-	by   caller
+	by   Caller
 	pick balancer.Pick // for send and close
 
 	mu     sync.Mutex
@@ -36,8 +36,8 @@ type udpFlow struct {
 }
 
 // dialUDP opens the socket of a flow. There is no handshake, so it returns only the errors that the kernel knows.
-func (d *dialer) dialUDP(dst netip.AddrPort) (*udpSocket, error) {
-	if err := d.check(dst); err != nil {
+func (d *Dialer) dialUDP(dst netip.AddrPort) (*udpSocket, error) {
+	if err := d.Check(dst); err != nil {
 		return nil, err
 	}
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(dst))
@@ -48,7 +48,7 @@ func (d *dialer) dialUDP(dst netip.AddrPort) (*udpSocket, error) {
 }
 
 // openUDP prepares a flow to dst. Its error is for the laptop.
-func (d *dialer) openUDP(dst netip.AddrPort, by caller) (*udpFlow, error) {
+func (d *Dialer) openUDP(dst netip.AddrPort, by Caller) (*udpFlow, error) {
 	pick, err := d.pick(balancer.UDP, dst, by)
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (d *dialer) openUDP(dst netip.AddrPort, by caller) (*udpFlow, error) {
 	to := dst
 	if pick.Endpoint().IsValid() {
 		to = pick.Endpoint()
-	} else if err := d.checkHost(dst, by.extra); err != nil {
+	} else if err := d.CheckHost(dst, by.Extra); err != nil {
 		return nil, err
 	}
 	conn, err := d.dialUDP(to)

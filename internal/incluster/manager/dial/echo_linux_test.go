@@ -1,4 +1,4 @@
-package manager
+package dial
 
 import (
 	"encoding/binary"
@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
+
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/tun/tuntest"
@@ -156,7 +157,7 @@ func TestPingFailsWhenNotPermitted(t *testing.T) {
 	var may bool
 	var err error
 	inNamespace(t, "1 0", func() {
-		may = mayPing()
+		may = MayPing()
 		_, err = openPinger(netip.MustParseAddr("127.0.0.1"))
 	})
 	if may || transport.CodeOf(err) != transport.CodeProhibited {
@@ -167,7 +168,7 @@ func TestPingFailsWhenNotPermitted(t *testing.T) {
 func TestPingToServiceIsSilent(t *testing.T) {
 	r := identified(t, "")
 	r.vip("127.0.0.1:1")
-	p := r.openPackets(t, transport.ProtoEcho, "10.96.0.1:0")
+	p := managertest.OpenPackets(t, r.laptop, transport.ProtoEcho, "10.96.0.1:0")
 	if _, err := p.ReadPacket(make([]byte, 10)); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("got %v", err)
 	}
@@ -187,9 +188,7 @@ func TestNodeServes(t *testing.T) {
 		}
 		defer listener.Close()
 		to := netip.MustParseAddrPort(listener.Addr().String())
-		serves := func(vip netip.AddrPort) string {
-			return (&Manager{cfg: Config{APIServer: vip}}).nodeServes(t.Context())
-		}
+		serves := func(vip netip.AddrPort) string { return NodeServes(t.Context(), vip) }
 		got["unknown"] = serves(netip.AddrPort{})
 		got["ipvs"] = serves(to)
 		if out, err := exec.Command("nft", "add table ip t; add chain ip t in { type filter hook input priority 0; }; "+

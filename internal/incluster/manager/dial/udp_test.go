@@ -1,9 +1,7 @@
-package manager
+package dial
 
 import (
-	"context"
 	"errors"
-	"net/netip"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -14,51 +12,32 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-func (r *running) openPackets(t testing.TB, proto transport.Proto, dst string) *transport.Packets {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), managertest.Timeout)
-	defer cancel()
-	p, err := r.laptop.OpenPackets(ctx, transport.Request{Proto: proto, Dst: netip.MustParseAddrPort(dst)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.SetReadDeadline(time.Now().Add(managertest.Timeout))
-	t.Cleanup(func() { p.Close() })
-	return p
-}
-
-// askDatagram opens a flow of datagrams, sends one, and returns the answer.
-func (r *running) askDatagram(t testing.TB, proto transport.Proto, dst string) (string, error) {
-	t.Helper()
-	return managertest.Ask(t, r.openPackets(t, proto, dst), "  x") // two bytes are the sequence number of a ping
-}
-
 func TestUDPKeepsBoundaries(t *testing.T) {
 	r := identified(t, "")
 	a, b := managertest.UDPPod(t, "a"), managertest.UDPPod(t, "b")
 	t.Run("pod", func(t *testing.T) {
-		p := r.openPackets(t, transport.ProtoUDP, a)
+		p := managertest.OpenPackets(t, r.laptop, transport.ProtoUDP, a)
 		managertest.Expect(t, p, "one", "a:one")
 		managertest.Expect(t, p, "", "a:")
 		big := string(make([]byte, 59_000))
 		managertest.Expect(t, p, big, "a:"+big)
 	})
 	t.Run("refused", func(t *testing.T) {
-		p := r.openPackets(t, transport.ProtoUDP, testenv.ClosedPort(t, "udp").String())
+		p := managertest.OpenPackets(t, r.laptop, transport.ProtoUDP, testenv.ClosedPort(t, "udp").String())
 		if _, err := managertest.Ask(t, p, "x"); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("service-without-endpoints", func(t *testing.T) {
 		r.vip()
-		p := r.openPackets(t, transport.ProtoUDP, "10.96.0.1:80")
+		p := managertest.OpenPackets(t, r.laptop, transport.ProtoUDP, "10.96.0.1:80")
 		if _, err := managertest.Ask(t, p, "x"); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("flow-stays-and-moves-when-its-endpoint-goes", func(t *testing.T) {
 		r.vip(a)
-		p := r.openPackets(t, transport.ProtoUDP, "10.96.0.1:80")
+		p := managertest.OpenPackets(t, r.laptop, transport.ProtoUDP, "10.96.0.1:80")
 		managertest.Expect(t, p, "1", "a:1")
 		r.vip(a, b)
 		managertest.Expect(t, p, "2", "a:2")
@@ -71,7 +50,7 @@ func TestUDPKeepsBoundaries(t *testing.T) {
 		managertest.Expect(t, p, "6", "a:6")
 	})
 	t.Run("laptop-ends-it", func(t *testing.T) {
-		p := r.openPackets(t, transport.ProtoUDP, a)
+		p := managertest.OpenPackets(t, r.laptop, transport.ProtoUDP, a)
 		managertest.Expect(t, p, "1", "a:1")
 		p.Close() // goleak shows that the flow has ended
 	})

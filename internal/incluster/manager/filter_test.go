@@ -2,8 +2,10 @@ package manager
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,5 +37,16 @@ func TestPacketsPassTheFilter(t *testing.T) {
 	}
 	if icmp := answer[4+packet.VirtioLen+packet.IPv4HeaderLen:]; icmp[0] != 3 || icmp[1] != 13 {
 		t.Errorf("the answer is ICMP type %d, code %d", icmp[0], icmp[1])
+	}
+}
+
+func TestFilterIsApplied(t *testing.T) {
+	r := start(t, Config{}, func(m *Manager) { m.dialer.Check = m.filter.Check })
+	managertest.Hello(t, r.laptop, helloV1).Next()
+	r.vip("127.0.0.1:10800")
+	for _, dst := range []string{"127.0.0.1:10800", "169.254.169.254:80", "10.96.0.1:80"} {
+		if _, err := r.open(t, dst); !errors.Is(err, syscall.EACCES) {
+			t.Errorf("%s: got %v", dst, err)
+		}
 	}
 }

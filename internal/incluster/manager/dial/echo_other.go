@@ -1,6 +1,6 @@
 //go:build !linux
 
-package manager
+package dial
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// mayPing returns false, because the manager runs on Linux and elsewhere only in tests.
-func mayPing() bool { return false }
+// MayPing returns false, because the manager runs on Linux and elsewhere only in tests.
+func MayPing() bool { return false }
 
 func openPinger(netip.Addr) (datagrams, error) {
 	return nil, fmt.Errorf("ICMP sockets on %s: %w", runtime.GOOS, syscall.EACCES)
