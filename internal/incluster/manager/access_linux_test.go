@@ -43,7 +43,7 @@ func TestAllowedNamespacesLimitEveryProtocol(t *testing.T) {
 		managertest.ServiceOf("shop", "gone", "10.96.0.35", db, "ended=127.0.0.3"), elsewhere,
 	)...)
 	r := start(t, Config{Kube: kube, AllowNamespaces: []string{"shop"}})
-	<-r.publisher.ready
+	<-r.watch.Ready
 	c := managertest.Hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: "laptop",
 		ExtraCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}})
 	if state := c.Next().Hello.State; !state.Limited || !slices.Equal(state.Namespaces, []string{"shop"}) {
@@ -91,7 +91,7 @@ func TestAllowedNamespacesLimitEveryProtocol(t *testing.T) {
 					t.Error("another pod has answered a datagram")
 				}
 			}
-			if _, ok := r.dialer.Balancer.Service(dst.Addr()); ok {
+			if _, ok := r.balancer.Service(dst.Addr()); ok {
 				return // ClusterIPs do not answer pings
 			}
 			if err := r.dialer.Policy.Check(netip.AddrPortFrom(dst.Addr(), 0), netip.AddrPortFrom(dst.Addr(), 0), nil); tt.want != (err == nil) {
@@ -136,7 +136,7 @@ func TestClusterDNSIsReachedFromEveryNamespace(t *testing.T) {
 	r := start(t, Config{Kube: managertest.NewFakeAPI(nil, managertest.Objects()...), AllowNamespaces: []string{"shop"}}, func(m *Manager) {
 		m.filter.DNS = []netip.Addr{netip.MustParseAddr("10.96.0.53")}
 	})
-	<-r.publisher.ready
+	<-r.watch.Ready
 	if state := managertest.Hello(t, r.laptop, helloV1).Next().Hello.State; state.ProbePod.IsValid() || state.ProbeVIP.IsValid() {
 		t.Errorf("the laptop is to probe %v and %v, which it may not reach", state.ProbePod, state.ProbeVIP)
 	}

@@ -22,8 +22,10 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// identifyTime limits the laptop's answer to a Challenge. Its credential plugin may be slow.
-const identifyTime = time.Minute
+const (
+	identifyTime  = time.Minute      // for the laptop's answer to a Challenge; its credential plugin may be slow
+	reviewTimeout = 10 * time.Second // for the API server's answer
+)
 
 // authenticate finds out who uses the laptop (api.Challenge). An *api.Error ends the session for good.
 //
@@ -36,7 +38,7 @@ const identifyTime = time.Minute
 // A session without an identity (ClientHello.Client) learns the state and reaches nothing, so it has no user.
 func (s *session) authenticate(ctx context.Context, laptop *transport.Stream, hello *api.ClientHello) (who *access.User,
 	err error) {
-	if !s.manager.cfg.Authorize || hello.Client == "" {
+	if !s.server.cfg.Authorize || hello.Client == "" {
 		return nil, nil
 	}
 	if !hello.Identifies {
@@ -58,9 +60,9 @@ func (s *session) authenticate(ctx context.Context, laptop *transport.Stream, he
 	if len(validation.IsDNS1123Subdomain(identity.Request)) > 0 { // it would become a part of the request's path
 		return nil, api.Errorf(api.ExitUsage, "%q is not the name of a CertificateSigningRequest", identity.Request)
 	}
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	csr, err := s.manager.cfg.Kube.CertificatesV1().CertificateSigningRequests().Get(ctx, identity.Request,
+	csr, err := s.server.cfg.Kube.CertificatesV1().CertificateSigningRequests().Get(ctx, identity.Request,
 		metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
@@ -68,11 +70,11 @@ func (s *session) authenticate(ctx context.Context, laptop *transport.Stream, he
 	case err != nil:
 		return nil, fmt.Errorf("reading who uses the laptop: %w", err)
 	}
-	if err := identifies(csr, nonce, s.manager.cfg.Namespace); err != nil {
+	if err := identifies(csr, nonce, s.server.cfg.Watch.Self.Namespace); err != nil {
 		return nil, api.Errorf(api.ExitPermission, "the CertificateSigningRequest %s does not identify you: %w",
 			csr.Name, err)
 	}
-	return access.NewUser(csr.Spec.Username, s.manager.mayForward(&csr.Spec), s.log), laptop.SetReadDeadline(time.Time{})
+	return access.NewUser(csr.Spec.Username, s.server.mayForward(&csr.Spec), s.log), laptop.SetReadDeadline(time.Time{})
 }
 
 // identifies returns an error unless the request answers the manager's challenge.
@@ -96,7 +98,7 @@ func identifies(csr *certificatesv1.CertificateSigningRequest, nonce, namespace 
 
 // mayForward returns a function that asks whether the user whom the API server wrote into a CertificateSigningRequest
 // may forward ports of a pod.
-func (m *Manager) mayForward(csr *certificatesv1.CertificateSigningRequestSpec) func(context.Context,
+func (s *server) mayForward(csr *certificatesv1.CertificateSigningRequestSpec) func(context.Context,
 	access.PodRef) (bool, error) {
 	extra := make(map[string]authorizationv1.ExtraValue, len(csr.Extra))
 	for key, values := range csr.Extra {
@@ -108,7 +110,7 @@ func (m *Manager) mayForward(csr *certificatesv1.CertificateSigningRequestSpec) 
 			ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: pod.Namespace, Verb: "create",
 				Version: "v1", Resource: "pods", Subresource: "portforward", Name: pod.Name},
 		}
-		review, err := m.cfg.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx,
+		review, err := s.cfg.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx,
 			&authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
 		switch {
 		case err != nil:

@@ -68,7 +68,7 @@ func authorizing(t *testing.T, r *reviews, cfg Config, objects ...runtime.Object
 	kube.PrependReactor("create", "subjectaccessreviews", r.answer)
 	cfg.Kube, cfg.Authorize, cfg.Namespace = kube, true, "kubevpn"
 	m := start(t, cfg)
-	<-m.publisher.ready
+	<-m.watch.Ready
 	return m, kube
 }
 
@@ -196,7 +196,7 @@ func TestUnknownUsersReachNothing(t *testing.T) {
 func TestUncertainReviewIsAnError(t *testing.T) {
 	var r reviews
 	m, _ := authorizing(t, &r, Config{})
-	ask := m.mayForward(&requestOf(t, "r", "n", "kubevpn").Spec)
+	ask := m.sessions.mayForward(&requestOf(t, "r", "n", "kubevpn").Spec)
 	pod := access.PodRef{Namespace: "shop", Name: "web"}
 	if yes, err := ask(t.Context(), pod); err != nil || !yes {
 		t.Fatalf("got %v, %v", yes, err)

@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"reflect"
 	"strconv"
 	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/internal/incluster/manager/dial"
+	"kubevpn/internal/incluster/manager/watch"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wire/transport"
 )
@@ -56,7 +56,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		return nil
 	}
 	// kube-proxy picks the endpoints of a system netstack's packets, so the manager could not limit them.
-	if s.manager.limited && hello.Netstack == api.NetstackSystem && !hello.MayUseGVisor {
+	if s.server.cfg.Limited && hello.Netstack == api.NetstackSystem && !hello.MayUseGVisor {
 		s.refuse(laptop, api.Errorf(api.ExitNetstack, "%w, which needs `--netstack gvisor`", access.ErrNotAllowed).
 			WithHint("use `kubevpn connect --netstack gvisor`"))
 		return nil
@@ -85,33 +85,33 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	}()
 	// A manager that has just started knows little yet, and should not send that as its state.
 	select {
-	case <-s.manager.publisher.ready:
+	case <-s.server.cfg.Watch.Ready:
 	case <-time.After(settleTime):
 	case <-ctx.Done():
 	}
 	// A ready manager also knows which networks the lease must avoid.
-	system := hello.Netstack == api.NetstackSystem && !s.manager.limited
-	lease, run := s.peer.Admit(&hello, system, s.manager.around())
+	system := hello.Netstack == api.NetstackSystem && !s.server.cfg.Limited
+	lease, run := s.peer.Admit(&hello, system, s.server.around())
 	if run != nil {
 		s.streams.Go(func() { run(session) })
 	}
-	served := dial.NodeServes(ctx, s.manager.cfg.APIServer)
+	served := dial.NodeServes(ctx, s.server.cfg.Watch.Self.APIServer)
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
-	return s.sendNotices(ctx, laptop, s.manager.hello(&hello, lease), served)
+	return s.sendNotices(ctx, laptop, s.server.hello(&hello, lease), served)
 }
 
 // sendNotices writes notices until the stream ends.
 func (s *session) sendNotices(ctx context.Context, laptop io.Writer, hello *api.ManagerHello,
 	served string) error {
-	latest, newer := s.manager.notices.Get()
+	latest, newer := s.server.cfg.Watch.Notices.Get()
 	first := *latest
-	first.state.Sessions = s.manager.publisher.laptops() // this one may be younger than the notice
-	s.manager.router.Describe(&first.state)
-	first.state.NodeServes = served
+	first.State.Sessions = s.server.laptops() // this one may be younger than the notice
+	s.server.cfg.Router.Describe(&first.State)
+	first.State.NodeServes = served
 	told := &first
-	hello.State = first.state
+	hello.State = first.State
 	messages := append([]api.ControlMessage{{Hello: hello}},
-		changes(&notice{state: first.state}, told)...)
+		watch.Changes(&watch.Notice{State: first.State}, told)...)
 	for {
 		for _, message := range messages {
 			if err := send(laptop, message); err != nil {
@@ -123,8 +123,8 @@ func (s *session) sendNotices(ctx context.Context, laptop io.Writer, hello *api.
 		case <-ctx.Done():
 			return nil
 		}
-		latest, newer = s.manager.notices.Get()
-		messages = changes(told, latest)
+		latest, newer = s.server.cfg.Watch.Notices.Get()
+		messages = watch.Changes(told, latest)
 		told = latest
 	}
 }
@@ -170,23 +170,11 @@ func send(laptop io.Writer, message api.ControlMessage) error {
 	return err
 }
 
-// changes returns the messages that bring a laptop from one notice to the next.
-func changes(before, now *notice) []api.ControlMessage {
-	var messages []api.ControlMessage
-	if !reflect.DeepEqual(before.state, now.state) {
-		messages = append(messages, api.ControlMessage{State: &now.state})
-	}
-	if d := deltaOf(before, now); d != nil {
-		messages = append(messages, api.ControlMessage{Names: d})
-	}
-	return messages
-}
-
 // hello returns the answer to a laptop's hello, without the state.
-func (m *Manager) hello(to *api.ClientHello, lease api.Lease) *api.ManagerHello {
+func (s *server) hello(to *api.ClientHello, lease api.Lease) *api.ManagerHello {
 	protocol, _ := api.CommonProtocol(to.Protocol, to.Oldest) // incompatible has checked it
 	return &api.ManagerHello{
-		Protocol: protocol, Version: version.String(), Pod: m.cfg.PodName, Node: m.cfg.NodeName, Lease: lease,
+		Protocol: protocol, Version: version.String(), Pod: s.cfg.PodName, Node: s.cfg.Watch.Self.Node, Lease: lease,
 	}
 }
 

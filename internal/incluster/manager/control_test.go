@@ -11,7 +11,6 @@ import (
 	"net"
 	"reflect"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,7 +20,6 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/process/version"
-	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -75,81 +73,6 @@ func TestManagerAnswersHello(t *testing.T) {
 		c.Until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
 	})
 	c.Until("one session", func(s *api.ManagerState) bool { return s.Sessions == 1 })
-}
-
-func TestDeltaContainsOnlyChanges(t *testing.T) {
-	type names = map[string][]string
-	tests := []struct {
-		name          string
-		before, after names
-		want          *api.NameDelta
-	}{
-		{"both-unknown", nil, nil, nil},
-		{"first", nil, names{"a": {"x"}}, &api.NameDelta{Reset: true, Add: names{"a": {"x"}}}},
-		{"first-and-none", nil, names{}, &api.NameDelta{Reset: true, Add: names{}}},
-		{"no-longer-known", names{"a": {"x"}}, nil, &api.NameDelta{Reset: true}},
-		{"same", names{"a": {"x"}}, names{"a": {"x"}}, nil},
-		{"added", names{"a": {"x"}}, names{"a": {"w", "x"}, "b": {"y"}}, &api.NameDelta{Add: names{"a": {"w"}, "b": {"y"}}}},
-		{"removed", names{"a": {"w", "x"}, "b": {"y"}}, names{"a": {"x"}}, &api.NameDelta{Remove: names{"a": {"w"}, "b": {"y"}}}},
-		{"replaced", names{"a": {"x"}}, names{"a": {"y"}}, &api.NameDelta{Add: names{"a": {"y"}}, Remove: names{"a": {"x"}}}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := delta(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got %+v, want %+v", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestDeltaContainsChangedRecords(t *testing.T) {
-	type names = map[string][]string
-	db := balancer.Name{Namespace: "a", Name: "db"}
-	all := names{"a": {"db", "web"}}
-	of := func(names map[string][]string, changed ...balancer.Name) *notice {
-		n := &notice{names: names}
-		for _, name := range changed {
-			n.records.add(name)
-		}
-		return n
-	}
-	for name, tt := range map[string]struct {
-		before, after *notice
-		want          *api.NameDelta
-	}{
-		"none":               {of(all, db), of(all, db), nil},
-		"one, twice":         {of(all, db), of(all, db, db, db), &api.NameDelta{Changed: names{"a": {"db"}}}},
-		"and a new Service":  {of(names{"a": {"db"}}), of(all, db), &api.NameDelta{Add: names{"a": {"web"}}, Changed: names{"a": {"db"}}}},
-		"first":              {&notice{}, of(all, db), &api.NameDelta{Reset: true, Add: all}},
-		"no longer known":    {of(all), of(nil, db), &api.NameDelta{Reset: true}},
-		"as many as fit":     {of(all), of(all, slices.Repeat([]balancer.Name{db}, maxChanges)...), &api.NameDelta{Changed: names{"a": {"db"}}}},
-		"more than are kept": {of(all), of(all, slices.Repeat([]balancer.Name{db}, maxChanges+1)...), &api.NameDelta{Reset: true, Add: all}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := deltaOf(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got %+v, want %+v", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestSlowReaderSkipsNotices(t *testing.T) {
-	p := &publisher{notices: newNotices()}
-	seen, newer := p.notices.Get()
-	for i := range 100 {
-		p.publish(&notice{state: api.ManagerState{Sessions: i + 1}})
-	}
-	<-newer
-	now, newer := p.notices.Get()
-	if seen.state.Sessions != 0 || now.state.Sessions != 100 {
-		t.Errorf("the reader got %d sessions, and then %d", seen.state.Sessions, now.state.Sessions)
-	}
-	p.publish(&notice{state: api.ManagerState{Sessions: 100}})
-	select {
-	case <-newer:
-		t.Error("publish replaced a notice by an equal one")
-	default:
-	}
 }
 
 func FuzzHello(f *testing.F) {
@@ -269,7 +192,7 @@ func TestUnreadNamesTakeLittleMemory(t *testing.T) {
 	var senders sync.WaitGroup
 	for range laptops {
 		senders.Go(func() {
-			err := send(&laptopThatDoesNotRead{blocked: blocked, closed: closed}, api.ControlMessage{Names: delta(nil, all)})
+			err := send(&laptopThatDoesNotRead{blocked: blocked, closed: closed}, api.ControlMessage{Names: &api.NameDelta{Reset: true, Add: all}})
 			if !errors.Is(err, net.ErrClosed) {
 				t.Errorf("sending ended with %v", err)
 			}

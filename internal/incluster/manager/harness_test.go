@@ -39,7 +39,7 @@ func start(t testing.TB, cfg Config, prepare ...func(*Manager)) *running {
 	}
 	m := New(cfg)
 	m.dialer.Check = func(netip.AddrPort) error { return nil }
-	m.routes = func() ([]netip.Prefix, error) { return nil, nil } // the routes of this machine must not affect tests
+	m.sessions.routes = func() ([]netip.Prefix, error) { return nil, nil } // the routes of this machine must not affect tests
 	for _, p := range prepare {
 		p(m)
 	}
@@ -77,5 +77,5 @@ func (r *running) open(t testing.TB, addr string) (*transport.Stream, error) {
 
 // vip makes 10.96.0.1:80, of both protocols, a Service with these endpoints.
 func (r *running) vip(endpoints ...string) {
-	r.dialer.Balancer.Apply([]balancer.Service{managertest.VIP(endpoints...)}, nil)
+	r.balancer.Apply([]balancer.Service{managertest.VIP(endpoints...)}, nil)
 }

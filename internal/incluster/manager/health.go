@@ -20,7 +20,7 @@ func (m *Manager) serveHealth(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !m.publisher.isReady() && time.Since(began) < readyTimeout {
+		if !m.watch.IsReady() && time.Since(began) < readyTimeout {
 			http.Error(w, "reading Services and EndpointSlices", http.StatusServiceUnavailable)
 			return
 		}

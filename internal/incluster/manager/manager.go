@@ -21,11 +21,9 @@ package manager
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"net"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
@@ -33,10 +31,10 @@ import (
 	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/internal/incluster/manager/dial"
 	"kubevpn/internal/incluster/manager/router"
+	"kubevpn/internal/incluster/manager/watch"
 	"kubevpn/internal/process/footprint"
 	"kubevpn/internal/process/metrics"
 	"kubevpn/pkg/datapath/balancer"
-	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/nonblock"
 	"kubevpn/pkg/wire/transport"
 )
@@ -71,61 +69,61 @@ type Config struct {
 
 // Manager serves laptops. Create it with New.
 type Manager struct {
-	cfg       Config
-	log       *slog.Logger
-	watcher   *watcher
-	publisher *publisher
-	pods      *podReader
-	notices   *wakeup.Value[*notice] // see publisher
-	dialer    *dial.Dialer
-	filter    *access.Filter
-	limited   bool // an admin limits what laptops reach
-	router    *router.Router
-	budget    *transport.Budget              // of all sessions
-	gateways  net.Listener                   // nil: no gateway can connect
-	proxy     *proxyPort                     // nil: none
-	metrics   net.Listener                   // nil: none
-	routes    func() ([]netip.Prefix, error) // the pod's
+	cfg      Config
+	log      *slog.Logger
+	balancer *balancer.Balancer
+	filter   *access.Filter
+	limited  bool // an admin limits what laptops reach
+	dialer   *dial.Dialer
+	router   *router.Router
+	watch    *watch.Publisher
+	sessions *server
+	budget   *transport.Budget // of all sessions
+	gateways net.Listener      // nil: no gateway can connect
+	proxy    *proxyPort        // nil: none
+	metrics  net.Listener      // nil: none
 }
 
 // New returns a Manager. It does not touch the network.
 func New(cfg Config) *Manager {
-	c := newCluster(cfg.NodeName, cfg.WatchNamespaces...)
 	m := &Manager{
-		cfg: cfg, log: cfg.Logger, notices: newNotices(),
-		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
-		pods:    newPodReader(cfg.Kube, c, cfg.Logger),
-		dialer:  dial.New(balancer.New(cfg.NodeName)),
-		filter:  &access.Filter{Pod: cfg.PodIPs, Allow: cfg.AllowCIDRs, Deny: cfg.DenyCIDRs},
-		budget:  transport.NewBudget(maxStreams, maxBuffered),
-		routes:  router.PodRoutes,
+		cfg: cfg, log: cfg.Logger, balancer: balancer.New(cfg.NodeName),
+		filter: &access.Filter{Pod: cfg.PodIPs, Allow: cfg.AllowCIDRs, Deny: cfg.DenyCIDRs},
+		budget: transport.NewBudget(maxStreams, maxBuffered),
 	}
-	m.dialer.Check, m.dialer.CheckHost = m.filter.Check, m.filter.CheckHost
-	m.dialer.Policy = access.New(access.Config{Namespaces: cfg.AllowNamespaces, Authorize: cfg.Authorize, Filter: m.filter,
-		Service: m.dialer.Balancer.Service, HasAddress: m.pods.read, Logger: m.log})
-	m.limited = m.dialer.Policy != nil || len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
-	m.router = router.New(m.filter.AllowsDirect, c.changed.Raise, m.log)
-	m.publisher = &publisher{
-		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
-		cluster: c, balancer: m.dialer.Balancer, notices: m.notices, watcher: m.watcher,
-		vip: cfg.APIServer, router: m.router, pods: m.pods, filter: m.filter, policy: m.dialer.Policy,
-		gvisorOnly: m.limited,
-		ready:      make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
-	}
-	m.dialer.InRange = m.inServiceRange
+	policy := access.New(access.Config{
+		Namespaces: cfg.AllowNamespaces, Authorize: cfg.Authorize, Filter: m.filter, Service: m.balancer.Service,
+		HasAddress: func(ctx context.Context, pod access.PodRef) (bool, error) {
+			return watch.HasAddress(ctx, cfg.Kube, pod)
+		},
+		Logger: m.log,
+	})
+	m.limited = policy != nil || len(cfg.AllowCIDRs)+len(cfg.DenyCIDRs) > 0
+	m.router = router.New(m.filter.AllowsDirect, func() { m.watch.Changed() }, m.log)
+	m.watch = watch.New(watch.Config{
+		Kube: cfg.Kube, Namespaces: cfg.WatchNamespaces,
+		Self:     watch.Self{Namespace: cfg.Namespace, Node: cfg.NodeName, Addrs: cfg.PodIPs, APIServer: cfg.APIServer},
+		Balancer: m.balancer, Filter: m.filter, Policy: policy, GVisorOnly: m.limited, Describe: m.router.Describe,
+		Laptops: func() int { return m.sessions.laptops() }, Logger: m.log,
+	})
+	m.dialer = dial.New(m.balancer)
+	m.dialer.Check, m.dialer.CheckHost, m.dialer.Policy = m.filter.Check, m.filter.CheckHost, policy
+	m.dialer.InRange = m.watch.InServiceRange
+	m.sessions = newServer(serverConfig{PodName: cfg.PodName, Kube: cfg.Kube, Authorize: cfg.Authorize, Limited: m.limited,
+		Dialer: m.dialer, Router: m.router, Watch: m.watch, Logger: m.log})
 	return m
 }
 
 // Run serves laptops until ctx ends, and then returns nil.
 func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.ResolvConf != "" {
-		dns, err := readResolvConf(m.cfg.ResolvConf, m.cfg.Namespace)
+		dns, err := watch.ReadResolvConf(m.cfg.ResolvConf, m.cfg.Namespace)
 		if err != nil {
 			return err
 		}
-		m.publisher.dns, m.filter.DNS = dns, dns.servers
+		m.watch.Self.DNS, m.filter.DNS = dns, dns.Servers
 	}
-	m.publisher.noEcho = !dial.MayPing()
+	m.watch.Self.NoEcho = !dial.MayPing()
 	var network net.ListenConfig
 	sessions, err := network.Listen(ctx, "tcp", m.cfg.Listen)
 	if err != nil {
@@ -146,7 +144,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		if m.proxy, err = newProxyPort(l, m.log); err != nil {
 			return err
 		}
-		m.publisher.self.port = m.proxy.tickets.port
+		m.watch.Self.ProxyPort = m.proxy.tickets.port
 	}
 	if m.cfg.GatewaySocket != "" && !m.limited { // see acceptControl
 		if m.gateways, err = router.ListenGateways(ctx, m.cfg.GatewaySocket); err != nil {
@@ -161,8 +159,8 @@ func (m *Manager) Run(ctx context.Context) error {
 		defer m.metrics.Close()
 	}
 	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy,
-		"metrics", m.cfg.Metrics, "dns", m.publisher.dns.servers, "domain", m.publisher.dns.domain,
-		"ping", !m.publisher.noEcho, "watch-namespaces", m.cfg.WatchNamespaces,
+		"metrics", m.cfg.Metrics, "dns", m.watch.Self.DNS.Servers, "domain", m.watch.Self.DNS.Domain,
+		"ping", !m.watch.Self.NoEcho, "watch-namespaces", m.cfg.WatchNamespaces,
 		"allow-cidr", m.cfg.AllowCIDRs, "deny-cidr", m.cfg.DenyCIDRs, "allow-namespaces", m.cfg.AllowNamespaces,
 		"authorize", m.cfg.Authorize)
 	return m.serve(ctx, sessions, health)
@@ -170,7 +168,7 @@ func (m *Manager) Run(ctx context.Context) error {
 
 func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) error {
 	config := transport.ServerConfig{
-		OnSession: func(ctx context.Context, s *transport.Session) { m.newSession(s).serve(ctx) },
+		OnSession: m.sessions.serve,
 		Budget:    m.budget,
 		Admission: true,
 		MaxLinks:  maxLinks, MaxSessions: maxSessions,
@@ -178,14 +176,13 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	}
 	listeners := []net.Listener{nonblock.Listener{Listener: sessions, Unsent: unsent}}
 	if m.proxy != nil {
+		m.sessions.proxy = m.proxy
 		config.OnRefused = m.proxy.refused
 		listeners = append(listeners, m.proxy)
 	}
 	server := transport.NewServer(config)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return m.watcher.run(ctx) })
-	g.Go(func() error { return m.publisher.run(ctx) })
-	g.Go(func() error { return m.pods.run(ctx) })
+	g.Go(func() error { return m.watch.Run(ctx) })
 	g.Go(func() error { return m.serveHealth(ctx, health) })
 	g.Go(func() error { return footprint.ReleaseMemory(ctx) })
 	if m.gateways != nil {
@@ -210,25 +207,4 @@ func ended(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
-}
-
-// around returns the known networks that an inner network must not overlap.
-func (m *Manager) around() []netip.Prefix {
-	now := m.notices.Load()
-	prefixes := slices.Concat(now.state.PodCIDRs, now.state.ServiceCIDRs)
-	for _, addr := range m.cfg.PodIPs {
-		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
-	}
-	routes, err := m.routes()
-	if err != nil {
-		m.log.Warn("cannot read the pod's routes, so inner networks may overlap them", "err", err)
-	}
-	return append(prefixes, routes...)
-}
-
-// inServiceRange reports whether addr looks like a ClusterIP.
-func (m *Manager) inServiceRange(addr netip.Addr) bool {
-	now := m.notices.Load()
-	return now.state.ResolvesVIPs &&
-		slices.ContainsFunc(now.state.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

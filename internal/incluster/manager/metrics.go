@@ -42,8 +42,8 @@ func Metrics() []*metrics.Metric {
 func (m *Manager) collector() *metrics.Collector {
 	return metrics.New(Metrics(), func(emit metrics.Emit) {
 		emitBuild(emit)
-		sessions, total := m.publisher.traffic()
-		emit(metricSessions, float64(m.publisher.laptops()))
+		sessions, total := m.sessions.traffic()
+		emit(metricSessions, float64(m.sessions.laptops()))
 		emit(metricSent, float64(total.Sent))
 		emit(metricReceived, float64(total.Received))
 		m.dialer.Collect(emit)

@@ -77,7 +77,7 @@ func TestMetricsCountBytesOfAllSessions(t *testing.T) {
 	}
 	m.laptop.Close()
 	testenv.Eventually(t, managertest.Timeout, func() error {
-		sessions, total := m.publisher.traffic()
+		sessions, total := m.sessions.traffic()
 		if sessions == 0 && total.Sent > 100_000 && total.Received > 100_000 {
 			return nil
 		}

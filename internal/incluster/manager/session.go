@@ -25,7 +25,7 @@ import (
 //	        ├─ echo: ICMP socket ─ pings           (echo.go)
 //	        └─ IP:   frames ─ router               (packetstream.go, router.go)
 type session struct {
-	manager   *Manager
+	server    *server
 	transport *transport.Session
 	log       *slog.Logger
 
@@ -38,14 +38,14 @@ type session struct {
 	by         dial.Caller
 }
 
-func (m *Manager) newSession(s *transport.Session) *session {
+func newSession(server *server, s *transport.Session) *session {
 	laptop := &session{
-		manager: m, transport: s, log: m.log.With("session", s.ID().String()[:8]),
+		server: server, transport: s, log: server.cfg.Logger.With("session", s.ID().String()[:8]),
 		identified: make(chan struct{}),
 	}
-	laptop.flows = dial.NewFlows(m.dialer, s, &laptop.streams)
+	laptop.flows = dial.NewFlows(server.cfg.Dialer, s, &laptop.streams)
 	connected := func() bool { return s.Err() == nil && s.Attached() }
-	laptop.peer = router.NewPeer(m.router, laptop.log, connected, sync.OnceFunc(func() {
+	laptop.peer = router.NewPeer(server.cfg.Router, laptop.log, connected, sync.OnceFunc(func() {
 		// Close waits for the laptop, and the router calls this function with its mutex held. Before serve waits for
 		// streams, it dismisses the peer, and the router no longer calls it.
 		laptop.streams.Go(func() {
@@ -58,13 +58,8 @@ func (m *Manager) newSession(s *transport.Session) *session {
 
 // serve answers the laptop until the session ends.
 func (s *session) serve(ctx context.Context) {
-	s.manager.publisher.begin(s.transport)
-	defer s.manager.publisher.end(s.transport)
-	if missing, _ := s.manager.watcher.state(); len(missing) > 0 {
-		s.manager.watcher.poked.Raise() // an admin may have granted them in the meantime
-	}
-	if s.manager.proxy != nil {
-		defer s.manager.proxy.tickets.forget(s.transport.ID()) // after all requests for tickets
+	if s.server.proxy != nil {
+		defer s.server.proxy.tickets.forget(s.transport.ID()) // after all requests for tickets
 	}
 	defer s.streams.Wait()
 	defer s.peer.Dismiss()

@@ -102,23 +102,19 @@ func Listen(t testing.TB) net.Listener {
 // Control is the laptop's end of a control stream.
 type Control struct {
 	t      testing.TB
-	Stream *transport.Stream
-	lines  *bufio.Reader
+	Stream *transport.Stream // nil: made by NewControl
+	next   func() api.ControlMessage
+}
+
+// NewControl returns a Control whose messages come from next.
+func NewControl(t testing.TB, next func() api.ControlMessage) *Control {
+	return &Control{t: t, next: next}
 }
 
 // Next returns the manager's next message.
 func (c *Control) Next() api.ControlMessage {
 	c.t.Helper()
-	c.Stream.SetReadDeadline(time.Now().Add(Timeout))
-	line, err := c.lines.ReadBytes('\n')
-	if err != nil {
-		c.t.Fatalf("reading a control message: %v", err)
-	}
-	var m api.ControlMessage
-	if err := json.Unmarshal(line, &m); err != nil {
-		c.t.Fatal(err)
-	}
-	return m
+	return c.next()
 }
 
 // Until reads messages until wanted accepts a State.
@@ -166,7 +162,19 @@ func Hello(t testing.TB, laptop *transport.Session, greeting any) *Control {
 	if err := json.NewEncoder(st).Encode(greeting); err != nil {
 		t.Fatal(err)
 	}
-	return &Control{t, st, bufio.NewReader(st)}
+	lines := bufio.NewReader(st)
+	return &Control{t, st, func() (m api.ControlMessage) {
+		t.Helper()
+		st.SetReadDeadline(time.Now().Add(Timeout))
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			t.Fatalf("reading a control message: %v", err)
+		}
+		if err := json.Unmarshal(line, &m); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}}
 }
 
 // TCPPod serves every connection to a new loopback address with handle until the test ends.

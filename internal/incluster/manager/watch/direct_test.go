@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"fmt"
@@ -63,7 +63,7 @@ func TestDirectAddresses(t *testing.T) {
 			c.setService(name, convertService(&tt.service))
 			tt.slice.ObjectMeta = metav1.ObjectMeta{Namespace: tt.namespace, Labels: map[string]string{discoveryv1.LabelServiceName: "direct"}}
 			c.setSlice(balancer.Name{Namespace: tt.namespace, Name: "direct-1"}, convertSlice(&tt.slice))
-			me := self{namespace: "kubevpn", node: "node1", addrs: []netip.Addr{netip.MustParseAddr(own), netip.MustParseAddr("fd00::5")}, port: 10802}
+			me := Self{Namespace: "kubevpn", Node: "node1", Addrs: []netip.Addr{netip.MustParseAddr(own), netip.MustParseAddr("fd00::5")}, ProxyPort: 10802}
 			if d := cmp.Diff(append([]string{"10.244.1.5:10802", "[fd00::5]:10802"}, tt.want...), c.direct(me)); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
@@ -71,9 +71,9 @@ func TestDirectAddresses(t *testing.T) {
 			if got := c.direct(me); len(got) != 2 {
 				t.Errorf("without the Service: %q", got)
 			}
-			me.port = 0
+			me.ProxyPort = 0
 			if got := c.direct(me); len(got) != 0 {
-				t.Errorf("without a proxy port: %q", got)
+				t.Errorf("without a proxy ProxyPort: %q", got)
 			}
 		})
 	}
@@ -81,12 +81,12 @@ func TestDirectAddresses(t *testing.T) {
 
 func TestDirectAddressesAreBounded(t *testing.T) {
 	c := newCluster("node1")
-	me := self{namespace: "kubevpn", addrs: []netip.Addr{netip.MustParseAddr("10.244.1.5")}, port: 10802}
+	me := Self{Namespace: "kubevpn", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.5")}, ProxyPort: 10802}
 	for i := range 100 {
 		name := balancer.Name{Namespace: "kubevpn", Name: fmt.Sprint(i)}
 		c.setService(name, &service{exposed: &exposure{ports: []exposedPort{{"", 443, 0}}, ingress: []string{fmt.Sprintf("lb%d.example", i)}}})
-		c.setSlice(balancer.Name{Namespace: "kubevpn", Name: fmt.Sprint(i, "-1")}, &slice{service: name, ports: []servicePort{{"", balancer.TCP, 10802}},
-			endpoints: []endpoint{{addr: me.addrs[0], ready: true}}})
+		c.setSlice(balancer.Name{Namespace: "kubevpn", Name: fmt.Sprint(i, "-1")}, &endpointSlice{service: name, ports: []servicePort{{"", balancer.TCP, 10802}},
+			endpoints: []endpoint{{addr: me.Addrs[0], ready: true}}})
 	}
 	if got := c.direct(me); len(got) != api.MaxDirect || got[0] != "10.244.1.5:10802" {
 		t.Errorf("%q", got)

@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"hash/maphash"
@@ -35,8 +35,8 @@ type servicePort struct {
 	port     uint16
 }
 
-// slice is one EndpointSlice: each of its endpoints has each of its ports.
-type slice struct {
+// endpointSlice is one EndpointSlice: each of its endpoints has each of its ports.
+type endpointSlice struct {
 	service   balancer.Name
 	ports     []servicePort
 	endpoints []endpoint
@@ -88,7 +88,7 @@ func convertService(s *corev1.Service) *service {
 }
 
 // hashRecords returns a hash of everything that a Service's DNS records depend on.
-func hashRecords(seed maphash.Seed, s *service, slices map[string]*slice) uint64 {
+func hashRecords(seed maphash.Seed, s *service, slices map[string]*endpointSlice) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	maphash.WriteComparable(&h, s.externalName)
@@ -129,8 +129,8 @@ func clusterIPs(s *corev1.Service) []netip.Addr {
 	return addrs
 }
 
-func convertSlice(s *discoveryv1.EndpointSlice) *slice {
-	c := &slice{service: balancer.Name{Namespace: intern(s.Namespace),
+func convertSlice(s *discoveryv1.EndpointSlice) *endpointSlice {
+	c := &endpointSlice{service: balancer.Name{Namespace: intern(s.Namespace),
 		Name: intern(s.Labels[discoveryv1.LabelServiceName])}}
 	for _, p := range s.Ports {
 		if p.Name == nil || p.Port == nil || *p.Port <= 0 || *p.Port > 65535 {
@@ -229,7 +229,7 @@ func parsePrefixes(texts []string) []netip.Prefix {
 }
 
 // join builds the balancer's Service from a Service and its EndpointSlices.
-func join(name balancer.Name, s *service, slices map[string]*slice) balancer.Service {
+func join(name balancer.Name, s *service, slices map[string]*endpointSlice) balancer.Service {
 	b := balancer.Service{Name: name, ClusterIPs: s.clusterIPs, Affinity: s.affinity, LocalOnly: s.localOnly}
 	for _, p := range s.ports {
 		port := balancer.Port{Protocol: p.protocol, Port: p.port}
@@ -243,7 +243,7 @@ func join(name balancer.Name, s *service, slices map[string]*slice) balancer.Ser
 
 // behind returns the endpoints for a Service's port. The slice's port with the same name and protocol has the number of
 // the target port.
-func (s *slice) behind(p servicePort) []balancer.Endpoint {
+func (s *endpointSlice) behind(p servicePort) []balancer.Endpoint {
 	i := slices.IndexFunc(s.ports, func(q servicePort) bool { return q.name == p.name && q.protocol == p.protocol })
 	if i < 0 {
 		return nil

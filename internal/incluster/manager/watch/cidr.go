@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"net/netip"

@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"maps"
@@ -31,9 +31,9 @@ type cluster struct {
 	mu       sync.Mutex
 	synced   map[scope]bool // all objects are known; false also when the manager may no longer watch the scope
 	services map[balancer.Name]*service
-	slices   map[balancer.Name]map[string]*slice // by Service, then by the slice's name
-	owner    map[balancer.Name]balancer.Name     // a slice's Service
-	exposed  map[balancer.Name]struct{}          // Services with node ports or a load balancer
+	slices   map[balancer.Name]map[string]*endpointSlice // by Service, then by the slice's name
+	owner    map[balancer.Name]balancer.Name             // a slice's Service
+	exposed  map[balancer.Name]struct{}                  // Services with node ports or a load balancer
 	nodes    map[balancer.Name]*node
 	ranges   map[balancer.Name][]netip.Prefix // by ServiceCIDR
 
@@ -60,7 +60,7 @@ func newCluster(nodeName string, namespaces ...string) *cluster {
 		scopes:     scopesOf(namespaces),
 		synced:     make(map[scope]bool),
 		services:   make(map[balancer.Name]*service),
-		slices:     make(map[balancer.Name]map[string]*slice),
+		slices:     make(map[balancer.Name]map[string]*endpointSlice),
 		owner:      make(map[balancer.Name]balancer.Name),
 		exposed:    make(map[balancer.Name]struct{}),
 		nodes:      make(map[balancer.Name]*node),
@@ -137,7 +137,7 @@ func (c *cluster) countClusterIPs(s *service, n int) {
 	}
 }
 
-func (c *cluster) setSlice(name balancer.Name, s *slice) {
+func (c *cluster) setSlice(name balancer.Name, s *endpointSlice) {
 	if service, ok := c.owner[name]; ok {
 		of := c.slices[service]
 		c.countPods(of[name.Name], -1)
@@ -154,7 +154,7 @@ func (c *cluster) setSlice(name balancer.Name, s *slice) {
 	c.countPods(s, 1)
 	of := c.slices[s.service]
 	if of == nil {
-		of = make(map[string]*slice)
+		of = make(map[string]*endpointSlice)
 		c.slices[s.service] = of
 	}
 	of[name.Name] = s
@@ -170,7 +170,7 @@ func (c *cluster) setSlice(name balancer.Name, s *slice) {
 	}
 }
 
-func (c *cluster) countPods(s *slice, n int) {
+func (c *cluster) countPods(s *endpointSlice, n int) {
 	for i := range s.endpoints {
 		if e := &s.endpoints[i]; e.pod != "" {
 			c.networks.pods.add(routable.PodBlock(e.addr), e.addr, n)
@@ -183,7 +183,7 @@ func (c *cluster) countPods(s *slice, n int) {
 var apiServer = balancer.Name{Namespace: "default", Name: "kubernetes"}
 
 // isOnHost reports whether hostAddrs depends on s.
-func (c *cluster) isOnHost(s *slice) bool {
+func (c *cluster) isOnHost(s *endpointSlice) bool {
 	return s.service == apiServer || slices.ContainsFunc(s.endpoints, func(e endpoint) bool {
 		_, ok := c.networks.nodes[e.addr]
 		return ok
@@ -216,7 +216,7 @@ func (c *cluster) hostAddrs() *access.Hosts {
 }
 
 // addHosts adds the endpoints of s at the addresses of h.
-func (s *slice) addHosts(h *access.Hosts) {
+func (s *endpointSlice) addHosts(h *access.Hosts) {
 	for _, e := range s.endpoints {
 		if _, ok := h.Addrs[e.addr]; !ok {
 			continue

@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"cmp"
@@ -98,7 +98,7 @@ func (r *podReader) readAll(ctx context.Context, refs []access.PodRef) error {
 	g.SetLimit(readAtOnce)
 	for _, ref := range refs {
 		g.Go(func() error {
-			has, err := r.read(ctx, ref)
+			has, err := HasAddress(ctx, r.kube, ref)
 			if err != nil {
 				return err
 			}
@@ -120,15 +120,15 @@ func (r *podReader) readAll(ctx context.Context, refs []access.PodRef) error {
 	return err
 }
 
-// read reports whether a pod has an address of its own. The status of a pod that has ended keeps addresses that other
-// pods may have by now.
-func (r *podReader) read(ctx context.Context, ref access.PodRef) (bool, error) {
+// HasAddress asks the API server whether a pod has an address of its own. The status of a pod that has ended keeps
+// addresses that other pods may have by now.
+func HasAddress(ctx context.Context, kube kubernetes.Interface, ref access.PodRef) (bool, error) {
 	if len(validation.IsDNS1123Subdomain(ref.Name)) > 0 {
 		return false, nil // no pod has such a name, and it would become a part of the request's path
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	pod, err := r.kube.CoreV1().Pods(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	pod, err := kube.CoreV1().Pods(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return false, nil

@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"maps"
@@ -7,12 +7,11 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/balancer"
-	"kubevpn/pkg/wakeup"
 )
 
-// notice is the state that the manager sends to laptops, at one moment. It is immutable.
-type notice struct {
-	state api.ManagerState
+// Notice is the state that the manager sends to laptops, at one moment. It is immutable.
+type Notice struct {
+	State api.ManagerState
 	// names contains the Services by namespace, sorted. An unchanged namespace has the same slice as in the previous
 	// notice. nil: the manager may not watch Services.
 	names   map[string][]string
@@ -50,15 +49,9 @@ func (c *recordChanges) since(before recordChanges) (changed map[string][]string
 	return changed, true
 }
 
-func newNotices() *wakeup.Value[*notice] {
-	var v wakeup.Value[*notice]
-	v.Update(func(latest **notice) { *latest = &notice{} })
-	return &v
-}
-
 // equal reports whether laptops would receive nothing new.
-func (n *notice) equal(other *notice) bool {
-	return reflect.DeepEqual(n.state, other.state) && sameNames(n.names, other.names) &&
+func (n *Notice) equal(other *Notice) bool {
+	return reflect.DeepEqual(n.State, other.State) && sameNames(n.names, other.names) &&
 		n.records.count == other.records.count
 }
 
@@ -71,8 +64,20 @@ func sameSlice(a, b []string) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
 
+// Changes returns the messages that bring a laptop from one notice to the next.
+func Changes(before, now *Notice) []api.ControlMessage {
+	var messages []api.ControlMessage
+	if !reflect.DeepEqual(before.State, now.State) {
+		messages = append(messages, api.ControlMessage{State: &now.State})
+	}
+	if d := deltaOf(before, now); d != nil {
+		messages = append(messages, api.ControlMessage{Names: d})
+	}
+	return messages
+}
+
 // deltaOf returns the changes of Services and their records from before to after, or nil if there are none.
-func deltaOf(before, after *notice) *api.NameDelta {
+func deltaOf(before, after *Notice) *api.NameDelta {
 	d := delta(before.names, after.names)
 	if after.names == nil || d != nil && d.Reset {
 		return d

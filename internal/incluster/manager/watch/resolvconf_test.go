@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"net/netip"
@@ -29,11 +29,11 @@ func TestResolvConfDefinesClusterDNS(t *testing.T) {
 				t.Fatal(err)
 			}
 			var servers []string
-			for _, s := range c.servers {
+			for _, s := range c.Servers {
 				servers = append(servers, s.String())
 			}
-			if c.domain != tt.domain || !slices.Equal(servers, tt.servers) {
-				t.Errorf("got %q and %v, want %q and %v", c.domain, servers, tt.domain, tt.servers)
+			if c.Domain != tt.domain || !slices.Equal(servers, tt.servers) {
+				t.Errorf("got %q and %v, want %q and %v", c.Domain, servers, tt.domain, tt.servers)
 			}
 		})
 	}
@@ -47,10 +47,10 @@ func FuzzResolvConf(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if strings.HasPrefix(c.domain, ".") || strings.HasSuffix(c.domain, ".") {
-			t.Errorf("domain %q has dots at its ends", c.domain)
+		if strings.HasPrefix(c.Domain, ".") || strings.HasSuffix(c.Domain, ".") {
+			t.Errorf("domain %q has dots at its ends", c.Domain)
 		}
-		for _, s := range c.servers {
+		for _, s := range c.Servers {
 			if s.Is4In6() || s == (netip.Addr{}) {
 				t.Errorf("server %v", s)
 			}

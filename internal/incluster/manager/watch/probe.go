@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"net/netip"
@@ -13,21 +13,21 @@ import (
 // accept a TCP connection. It prefers cluster DNS, which every cluster has and which a connection does not disturb. The
 // choice depends only on the cluster's state. With a policy there is none: laptops check cluster DNS. Call with the
 // cluster's mutex held.
-func (p *publisher) probes(state *api.ManagerState) {
-	if p.policy != nil {
+func (p *Publisher) probes(state *api.ManagerState) {
+	if p.cfg.Policy != nil {
 		return
 	}
 	// The pod's environment names this Service, even if the manager may not watch Services.
-	if _, known := p.balancer.Service(p.vip.Addr()); p.vip.IsValid() && !known {
-		state.ProbeVIP, state.ProbeName = p.vip, "kubernetes.default"
+	if _, known := p.cfg.Balancer.Service(p.Self.APIServer.Addr()); p.Self.APIServer.IsValid() && !known {
+		state.ProbeVIP, state.ProbeName = p.Self.APIServer, "kubernetes.default"
 	}
 	if len(p.resolving) == 0 {
 		return
 	}
 	c := p.cluster
 	dns := []balancer.Name{{Namespace: "kube-system", Name: "kube-dns"}}
-	for _, server := range p.dns.servers {
-		if name, ok := p.balancer.Service(server); ok {
+	for _, server := range p.Self.DNS.Servers {
+		if name, ok := p.cfg.Balancer.Service(server); ok {
 			dns = append([]balancer.Name{name}, dns...)
 		}
 	}
@@ -51,7 +51,7 @@ func (p *publisher) probes(state *api.ManagerState) {
 
 // probeVIP returns a ClusterIP and TCP port of a Service that has a ready endpoint. It prefers port 53, because the
 // other ports of a DNS server may be anything.
-func (p *publisher) probeVIP(name balancer.Name) (netip.AddrPort, bool) {
+func (p *Publisher) probeVIP(name balancer.Name) (netip.AddrPort, bool) {
 	s := p.cluster.services[name]
 	if s == nil || len(s.clusterIPs) == 0 {
 		return netip.AddrPort{}, false
@@ -62,7 +62,7 @@ func (p *publisher) probeVIP(name balancer.Name) (netip.AddrPort, bool) {
 				continue
 			}
 			vip := netip.AddrPortFrom(s.clusterIPs[0], port.port)
-			pick, verdict := p.balancer.Pick(port.protocol, vip, "", balancer.Random)
+			pick, verdict := p.cfg.Balancer.Pick(port.protocol, vip, "", balancer.Random)
 			pick.Release()
 			if verdict == balancer.Chosen {
 				return vip, true
@@ -73,11 +73,11 @@ func (p *publisher) probeVIP(name balancer.Name) (netip.AddrPort, bool) {
 }
 
 // isPod reports whether addr is in a network of pods that laptops receive.
-func (p *publisher) isPod(addr netip.Addr) bool { return p.podSet != nil && p.podSet.Contains(addr) }
+func (p *Publisher) isPod(addr netip.Addr) bool { return p.podSet != nil && p.podSet.Contains(addr) }
 
 // probePod returns the lowest address of a ready pod behind a TCP port of a Service. It skips the manager's own pod and
 // pods on the host network.
-func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
+func (p *Publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 	for _, s := range p.cluster.slices[name] {
 		at := slices.IndexFunc(s.ports, func(port servicePort) bool {
 			return port.protocol == balancer.TCP && port.port == access.DNSPort
@@ -91,8 +91,8 @@ func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 		for i := range s.endpoints {
 			e := &s.endpoints[i]
 			if _, onHost := p.cluster.networks.nodes[e.addr]; e.pod == "" || !e.ready || onHost ||
-				slices.Contains(p.self.addrs, e.addr) || !p.isPod(e.addr) ||
-				!p.filter.Allows(netip.AddrPortFrom(e.addr, s.ports[at].port)) {
+				slices.Contains(p.Self.Addrs, e.addr) || !p.isPod(e.addr) ||
+				!p.cfg.Filter.Allows(netip.AddrPortFrom(e.addr, s.ports[at].port)) {
 				continue
 			}
 			if pod := netip.AddrPortFrom(e.addr, s.ports[at].port); !lowest.IsValid() || pod.Compare(lowest) < 0 {

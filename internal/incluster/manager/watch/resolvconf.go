@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"bufio"
@@ -9,21 +9,22 @@ import (
 	"strings"
 )
 
-// dnsConfig describes cluster DNS as the kubelet configures it in the pod's resolv.conf.
-type dnsConfig struct {
-	servers []netip.Addr
-	domain  string // "cluster.local"; empty when the pod does not use cluster DNS
+// DNS describes cluster DNS as the kubelet configures it in the pod's resolv.conf.
+type DNS struct {
+	Servers []netip.Addr
+	Domain  string // "cluster.local"; empty when the pod does not use cluster DNS
 }
 
-func readResolvConf(path, namespace string) (dnsConfig, error) {
+// ReadResolvConf reads the resolv.conf of a pod in a namespace.
+func ReadResolvConf(path, namespace string) (DNS, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return dnsConfig{}, err
+		return DNS{}, err
 	}
 	defer f.Close()
 	c, err := parseResolvConf(f, namespace)
 	if err != nil {
-		return dnsConfig{}, fmt.Errorf("reading %s: %w", path, err)
+		return DNS{}, fmt.Errorf("reading %s: %w", path, err)
 	}
 	return c, nil
 }
@@ -31,8 +32,8 @@ func readResolvConf(path, namespace string) (dnsConfig, error) {
 // parseResolvConf returns the nameservers, and the domain from the search list, which the kubelet sets to
 // "NAMESPACE.svc.DOMAIN svc.DOMAIN DOMAIN". Without such a list the pod uses the node's DNS, which does not resolve
 // names of the cluster; the result is then empty.
-func parseResolvConf(r io.Reader, namespace string) (dnsConfig, error) {
-	var c dnsConfig
+func parseResolvConf(r io.Reader, namespace string) (DNS, error) {
+	var c DNS
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
@@ -42,17 +43,17 @@ func parseResolvConf(r io.Reader, namespace string) (dnsConfig, error) {
 		switch words[0] {
 		case "nameserver":
 			if addr, err := netip.ParseAddr(words[1]); err == nil {
-				c.servers = append(c.servers, addr.Unmap())
+				c.Servers = append(c.Servers, addr.Unmap())
 			}
 		case "search": // the last one counts, as in resolv.conf(5)
-			c.domain = clusterDomain(words[1:], namespace)
+			c.Domain = clusterDomain(words[1:], namespace)
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return dnsConfig{}, err
+		return DNS{}, err
 	}
-	if c.domain == "" {
-		c.servers = nil
+	if c.Domain == "" {
+		c.Servers = nil
 	}
 	return c, nil
 }

@@ -1,10 +1,7 @@
-package manager
+package watch
 
 import (
 	"encoding/json"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -27,10 +24,10 @@ import (
 
 func TestStateDescribesTheCluster(t *testing.T) {
 	kube := managertest.NewFakeAPI(nil, managertest.Objects()...)
-	r := start(t, Config{Kube: kube, NodeName: "n1"}, func(m *Manager) {
-		m.publisher.dns = dnsConfig{servers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, domain: "cluster.local"}
+	r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}}, func(m *Publisher) {
+		m.Self.DNS = DNS{Servers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, Domain: "cluster.local"}
 	})
-	c := managertest.Hello(t, r.laptop, helloV1)
+	c := r.hello(t)
 	state := c.Next().Hello.State
 	want := api.ManagerState{
 		PodCIDRs: managertest.PrefixesOf("10.244.0.0/23"), ServiceCIDRs: managertest.PrefixesOf("10.96.0.0/16"),
@@ -52,8 +49,8 @@ func TestStateDescribesTheCluster(t *testing.T) {
 
 func TestChangesReachLaptops(t *testing.T) {
 	kube := managertest.NewFakeAPI(nil, managertest.Objects()...)
-	r := start(t, Config{Kube: kube, NodeName: "n1"})
-	c := managertest.Hello(t, r.laptop, helloV1)
+	r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
+	c := r.hello(t)
 	c.Next()
 	c.UntilNames()
 	ctx := t.Context()
@@ -86,7 +83,7 @@ func TestChangesReachLaptops(t *testing.T) {
 	if d := c.UntilNames(); d.Reset || d.Add != nil || !reflect.DeepEqual(d.Remove, map[string][]string{"default": {"web"}}) {
 		t.Errorf("after a Service was deleted: %+v", d)
 	}
-	if _, verdict := r.dialer.Balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
+	if _, verdict := r.balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
 		t.Errorf("a deleted Service is %v", verdict)
 	}
 
@@ -112,8 +109,8 @@ func TestChangesReachLaptops(t *testing.T) {
 func TestWatchesFollowPermissions(t *testing.T) {
 	t.Run("granted-later", func(t *testing.T) {
 		kube := managertest.NewFakeAPI([]string{"list endpointslices", "watch endpointslices", "list nodes"}, managertest.Objects()...)
-		r := start(t, Config{Kube: kube, NodeName: "n1", APIServer: netip.MustParseAddrPort("10.96.0.1:443")})
-		c := managertest.Hello(t, r.laptop, helloV1)
+		r := watching(t, Config{Kube: kube, Self: Self{Node: "n1", APIServer: netip.MustParseAddrPort("10.96.0.1:443")}})
+		c := r.hello(t)
 		state := c.Next().Hello.State
 		if want := []string{"list endpointslices", "watch endpointslices", "list nodes"}; !slices.Equal(state.Missing, want) {
 			t.Errorf("missing: %v, want %v", state.Missing, want)
@@ -122,7 +119,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 			t.Errorf("state: %+v", state)
 		}
 		vip := netip.MustParseAddrPort("10.96.0.10:80")
-		if _, verdict := r.dialer.Balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.NotService {
+		if _, verdict := r.balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.NotService {
 			t.Errorf("without EndpointSlices a VIP is %v", verdict)
 		}
 		if d := c.UntilNames(); len(d.Add["default"]) != 2 {
@@ -134,14 +131,14 @@ func TestWatchesFollowPermissions(t *testing.T) {
 		if state.Missing != nil {
 			t.Errorf("missing: %v", state.Missing)
 		}
-		if _, verdict := r.dialer.Balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.Chosen {
+		if _, verdict := r.balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.Chosen {
 			t.Errorf("with EndpointSlices a VIP is %v", verdict)
 		}
 	})
 	t.Run("withdrawn", func(t *testing.T) {
 		kube := managertest.NewFakeAPI(nil, managertest.Objects()...)
-		r := start(t, Config{Kube: kube, NodeName: "n1"})
-		c := managertest.Hello(t, r.laptop, helloV1)
+		r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
+		c := r.hello(t)
 		c.Next()
 		kube.Set(func() { kube.Denied["watch services"] = true })
 		r.watcher.poked.Raise() // as a watch does that gets 403
@@ -149,7 +146,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 		if want := []string{"watch services"}; !slices.Equal(state.Missing, want) {
 			t.Errorf("missing: %v, want %v", state.Missing, want)
 		}
-		if _, verdict := r.dialer.Balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
+		if _, verdict := r.balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
 			t.Errorf("a VIP is %v", verdict)
 		}
 		for {
@@ -166,7 +163,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 			kube.Set(func() { kube.Denied["list nodes"] = true })
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)
 		})
-		r := start(t, Config{Kube: kube, NodeName: "n1"})
+		r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
 		testenv.Until(t, "asking again", func() bool {
 			missing, _ := r.watcher.state()
 			return slices.Equal(missing, []string{"list nodes"})
@@ -177,8 +174,8 @@ func TestWatchesFollowPermissions(t *testing.T) {
 		kube.PrependReactor("*", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewNotFound(schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}, "")
 		})
-		r := start(t, Config{Kube: kube, NodeName: "n1"})
-		state := managertest.Hello(t, r.laptop, helloV1).Next().Hello.State
+		r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
+		state := r.hello(t).Next().Hello.State
 		if want := managertest.PrefixesOf("10.96.0.0/24"); !slices.Equal(state.ServiceCIDRs, want) || state.Missing != nil {
 			t.Errorf("state: %+v", state)
 		}
@@ -189,8 +186,8 @@ func TestWatchesFollowPermissions(t *testing.T) {
 // names and ClusterIPs for laptops, and the addresses of nodes for its filter.
 func uncertainDenial(t *testing.T, evaluationError string) {
 	kube := managertest.NewFakeAPI(nil, managertest.Objects()...)
-	r := start(t, Config{Kube: kube, NodeName: "n1"})
-	c := managertest.Hello(t, r.laptop, helloV1)
+	r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
+	c := r.hello(t)
 	c.Next()
 	asked := make(chan struct{}, 100)
 	kube.Set(func() {
@@ -205,7 +202,7 @@ func uncertainDenial(t *testing.T, evaluationError string) {
 		asked <- struct{}{}
 		return false, nil, nil
 	})
-	before := r.notices.Load()
+	before := r.Notices.Load()
 	r.watcher.poked.Raise() // as a watch does that gets 403
 	for range len(verbs) * int(resources) {
 		<-asked
@@ -215,8 +212,8 @@ func uncertainDenial(t *testing.T, evaluationError string) {
 	for range len(verbs) * int(resources) {
 		<-asked
 	}
-	if got := r.notices.Load(); !got.equal(before) {
-		t.Errorf("laptops were told %+v, before %+v", got.state, before.state)
+	if got := r.Notices.Load(); !got.equal(before) {
+		t.Errorf("laptops were told %+v, before %+v", got.State, before.State)
 	}
 	if got := r.verdict(vipOfWeb); got != balancer.Chosen {
 		t.Errorf("a ClusterIP is %v", got)
@@ -227,8 +224,8 @@ func uncertainDenial(t *testing.T, evaluationError string) {
 var everywhere = []string{"list services", "watch services", "list endpointslices", "watch endpointslices"}
 
 // verdict is the balancer's for a TCP flow to the ClusterIP.
-func (r *running) verdict(vip string) balancer.Verdict {
-	pick, verdict := r.dialer.Balancer.Pick(balancer.TCP, netip.MustParseAddrPort(vip), "", balancer.Random)
+func (r *watched) verdict(vip string) balancer.Verdict {
+	pick, verdict := r.balancer.Pick(balancer.TCP, netip.MustParseAddrPort(vip), "", balancer.Random)
 	pick.Release()
 	return verdict
 }
@@ -240,11 +237,11 @@ const (
 
 func TestOnlyTheGivenNamespacesAreWatched(t *testing.T) {
 	kube := managertest.NewFakeAPI(everywhere, managertest.Objects()...)
-	r := start(t, Config{Kube: kube, NodeName: "n1", WatchNamespaces: []string{"shop", "default", "shop"}},
-		func(m *Manager) {
-			m.publisher.dns = dnsConfig{servers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, domain: "cluster.local"}
+	r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}, Namespaces: []string{"shop", "default", "shop"}},
+		func(m *Publisher) {
+			m.Self.DNS = DNS{Servers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, Domain: "cluster.local"}
 		})
-	c := managertest.Hello(t, r.laptop, helloV1)
+	c := r.hello(t)
 	want := api.ManagerState{
 		PodCIDRs: managertest.PrefixesOf("10.244.0.0/23"), ServiceCIDRs: managertest.PrefixesOf("10.96.0.0/16"),
 		StatedPodCIDRs: managertest.PrefixesOf("10.244.0.0/23"), StatedServiceCIDRs: managertest.PrefixesOf("10.96.0.0/16"),
@@ -279,28 +276,10 @@ func TestOnlyTheGivenNamespacesAreWatched(t *testing.T) {
 	}
 }
 
-// A Service without endpoints is refused only if the manager watches its namespace. Else kube-proxy may know more.
-func TestServicesOfOtherNamespacesAreDialledAsTheyAre(t *testing.T) {
-	vip := netip.MustParseAddrPort(managertest.TCPPod(t, func(c *net.TCPConn) { io.Copy(c, c) }))
-	hidden := managertest.WebService(func(s *corev1.Service) {
-		s.Namespace, s.Spec.ClusterIP, s.Spec.ClusterIPs = "hidden", vip.Addr().String(), []string{vip.Addr().String()}
-	})
-	for namespace, want := range map[string]bool{"default": true, "hidden": false} {
-		t.Run("watches "+namespace, func(t *testing.T) {
-			r := start(t, Config{Kube: managertest.NewFakeAPI(everywhere, append(managertest.Objects(), hidden)...), NodeName: "n1",
-				WatchNamespaces: []string{namespace}})
-			managertest.Hello(t, r.laptop, helloV1).UntilNames()
-			if _, err := r.open(t, vip.String()); (err == nil) != want {
-				t.Errorf("dialling the ClusterIP of hidden/web: %v", err)
-			}
-		})
-	}
-}
-
 func TestForbiddenNamespaceDoesNotAffectOthers(t *testing.T) {
 	kube := managertest.NewFakeAPI(append([]string{"list services in namespace kube-system"}, everywhere...), managertest.Objects()...)
-	r := start(t, Config{Kube: kube, NodeName: "n1", WatchNamespaces: []string{"kube-system", "default"}})
-	c := managertest.Hello(t, r.laptop, helloV1)
+	r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}, Namespaces: []string{"kube-system", "default"}})
+	c := r.hello(t)
 	check := func(state api.ManagerState, missing []string, web, dns balancer.Verdict) {
 		t.Helper()
 		if !state.ResolvesVIPs || !slices.Equal(state.Missing, missing) {
@@ -317,8 +296,8 @@ func TestForbiddenNamespaceDoesNotAffectOthers(t *testing.T) {
 	r.watcher.poked.Raise()
 	c.AddsNames(map[string][]string{"kube-system": {"kube-dns"}})
 	testenv.Until(t, "all namespaces are known", func() bool {
-		latest := r.notices.Load()
-		return latest.state.Missing == nil && r.verdict(vipOfDNS) == balancer.Chosen
+		latest := r.Notices.Load()
+		return latest.State.Missing == nil && r.verdict(vipOfDNS) == balancer.Chosen
 	})
 	if got := r.verdict(vipOfWeb); got != balancer.Chosen {
 		t.Errorf("web is %v", got)
@@ -328,7 +307,7 @@ func TestForbiddenNamespaceDoesNotAffectOthers(t *testing.T) {
 	kube.Set(func() { kube.Denied[withdrawn] = true })
 	r.watcher.poked.Raise()
 	state := c.Until("the right's end", func(s *api.ManagerState) bool { return s.Missing != nil })
-	testenv.Until(t, "default is dialled as it is", func() bool { return r.verdict(vipOfWeb) == balancer.NotService })
+	testenv.Until(t, "default is dialed as it is", func() bool { return r.verdict(vipOfWeb) == balancer.NotService })
 	check(state, []string{withdrawn}, balancer.NotService, balancer.Chosen)
 }
 
@@ -336,8 +315,8 @@ func TestStateSurvivesAPIServerFailure(t *testing.T) {
 	t.Run("at-start", func(t *testing.T) {
 		kube := managertest.NewFakeAPI(nil, managertest.Objects()...)
 		kube.Down = true
-		r := start(t, Config{Kube: kube, NodeName: "n1"})
-		c := managertest.Hello(t, r.laptop, helloV1)
+		r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
+		c := r.hello(t)
 		state := c.Next().Hello.State
 		if state.Missing == nil { // the first attempt had not failed yet
 			state = c.Until("the failure", func(s *api.ManagerState) bool { return s.Missing != nil })
@@ -350,55 +329,16 @@ func TestStateSurvivesAPIServerFailure(t *testing.T) {
 	})
 	t.Run("later", func(t *testing.T) {
 		kube := managertest.NewFakeAPI(nil, managertest.Objects()...)
-		r := start(t, Config{Kube: kube, NodeName: "n1"})
-		c := managertest.Hello(t, r.laptop, helloV1)
+		r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
+		c := r.hello(t)
 		c.Next()
 		kube.Set(func() { kube.Down = true })
 		r.watcher.poked.Raise()
 		time.Sleep(50 * time.Millisecond) // nothing to wait for: nothing must happen
-		if now := r.notices.Load(); !now.state.ResolvesVIPs || now.names == nil {
-			t.Errorf("state: %+v", now.state)
+		if now := r.Notices.Load(); !now.State.ResolvesVIPs || now.names == nil {
+			t.Errorf("state: %+v", now.State)
 		}
 	})
-}
-
-func TestReadyzFollowsTheAPIServer(t *testing.T) {
-	get := func(url string) (int, string) {
-		resp, err := http.Get(url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		b, _ := io.ReadAll(resp.Body)
-		return resp.StatusCode, string(b)
-	}
-	defer http.DefaultClient.CloseIdleConnections()
-	kube := managertest.NewFakeAPI(nil)
-	kube.Down = true
-	r := start(t, Config{Kube: kube})
-	if code, _ := get(r.health + "/livez"); code != 200 {
-		t.Errorf("livez: %d", code)
-	}
-	if code, body := get(r.health + "/readyz"); code != 503 {
-		t.Errorf("readyz before anything is known: %d %s", code, body)
-	}
-	kube.Set(func() { kube.Down = false })
-	testenv.Until(t, "ready", func() bool {
-		code, _ := get(r.health + "/readyz")
-		return code == 200
-	})
-	if code, _ := get(r.health + "/"); code != 404 {
-		t.Errorf("anything else: %d", code)
-	}
-}
-
-func TestManagerWithoutAPIAccessIsReady(t *testing.T) {
-	r := start(t, Config{})
-	select {
-	case <-r.publisher.ready:
-	case <-time.After(managertest.Timeout):
-		t.Error("not ready")
-	}
 }
 
 func TestStateIsJSON(t *testing.T) {

@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"context"
@@ -37,9 +37,9 @@ func TestOnlyAddressesOfPodsAreRouted(t *testing.T) {
 			return s
 		}(),
 	)...)
-	r := start(t, Config{Kube: kube, NodeName: "n1"})
-	<-r.publisher.ready
-	c := managertest.Hello(t, r.laptop, helloV1)
+	r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
+	<-r.Ready
+	c := r.hello(t)
 	state := c.Next().Hello.State
 	if want := managertest.PrefixesOf("10.42.1.0/24", "10.244.0.0/23"); !slices.Equal(state.PodCIDRs, want) {
 		t.Errorf("pods: %v, want %v", state.PodCIDRs, want)
@@ -66,9 +66,9 @@ func TestOnlyAddressesOfPodsAreRouted(t *testing.T) {
 func TestPodThatProvesTunnelIsRouted(t *testing.T) {
 	slice := managertest.WebSlice("web-1", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.Name = "none" }, "8.8.8.8", "10.244.0.9")
 	kube := managertest.NewFakeAPI(nil, managertest.Node("n1", "10.244.0.0/24", "192.168.0.1", "z1"), managertest.WebService(nil), slice)
-	r := start(t, Config{Kube: kube, NodeName: "n1"})
-	<-r.publisher.ready
-	if state := managertest.Hello(t, r.laptop, helloV1).Next().Hello.State; state.ProbePod != netip.MustParseAddrPort("10.244.0.9:8080") {
+	r := watching(t, Config{Kube: kube, Self: Self{Node: "n1"}})
+	<-r.Ready
+	if state := r.hello(t).Next().Hello.State; state.ProbePod != netip.MustParseAddrPort("10.244.0.9:8080") {
 		t.Errorf("the pod is %v", state.ProbePod)
 	}
 }

@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"context"
@@ -109,10 +109,6 @@ type watcher struct {
 	missing []string
 	asked   bool // denied is known
 	denied  denials
-}
-
-func newWatcher(kube kubernetes.Interface, c *cluster, log *slog.Logger) *watcher {
-	return &watcher{kube: kube, cluster: c, log: log, poked: wakeup.NewSignal()}
 }
 
 // state returns the missing permissions, and whether all scopes that the manager may watch are synced.

@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"cmp"
@@ -54,18 +54,21 @@ func portNumber(n int32) uint16 {
 	return uint16(n)
 }
 
-// self describes the manager's own pod.
-type self struct {
-	namespace, node string
-	addrs           []netip.Addr
-	port            uint16 // the proxy port; 0: none
+// Self describes the manager's own pod.
+type Self struct {
+	Namespace, Node string
+	Addrs           []netip.Addr
+	ProxyPort       uint16         // 0: none
+	APIServer       netip.AddrPort // ClusterIP and port of the API server in the pod's environment; it may be invalid
+	DNS             DNS
+	NoEcho          bool // ICMP echo sockets are not permitted
 }
 
 // direct returns the addresses of the proxy port of this pod: the pod's, those of its node with a node port, and those
 // of load balancers. It ignores Services of other namespaces, and those that also lead to another pod, which would
 // reject this pod's tickets. Call with mu held.
-func (c *cluster) direct(me self) (found []string) {
-	if me.port == 0 {
+func (c *cluster) direct(me Self) (found []string) {
+	if me.ProxyPort == 0 {
 		return nil
 	}
 	add := func(host string, port uint16) {
@@ -74,12 +77,12 @@ func (c *cluster) direct(me self) (found []string) {
 			found = append(found, at)
 		}
 	}
-	for _, addr := range me.addrs {
-		add(addr.String(), me.port)
+	for _, addr := range me.Addrs {
+		add(addr.String(), me.ProxyPort)
 	}
 	var names []balancer.Name
 	for name := range c.exposed {
-		if name.Namespace == me.namespace {
+		if name.Namespace == me.Namespace {
 			names = append(names, name)
 		}
 	}
@@ -90,7 +93,7 @@ func (c *cluster) direct(me self) (found []string) {
 			if !leadsTo(c.slices[name], p.name, me) {
 				continue
 			}
-			if n := c.nodes[balancer.Name{Name: me.node}]; n != nil {
+			if n := c.nodes[balancer.Name{Name: me.Node}]; n != nil {
 				for _, addr := range n.addrs {
 					add(addr.String(), p.node)
 				}
@@ -104,11 +107,11 @@ func (c *cluster) direct(me self) (found []string) {
 }
 
 // leadsTo reports whether the port of a Service leads to the manager's pod and to no other.
-func leadsTo(of map[string]*slice, port string, me self) bool {
+func leadsTo(of map[string]*endpointSlice, port string, me Self) bool {
 	found := false
 	for _, s := range of {
 		for _, b := range s.behind(servicePort{name: port, protocol: balancer.TCP}) {
-			if b.Addr.Port() != me.port || !slices.Contains(me.addrs, b.Addr.Addr()) {
+			if b.Addr.Port() != me.ProxyPort || !slices.Contains(me.Addrs, b.Addr.Addr()) {
 				if b.Ready || b.Serving {
 					return false
 				}

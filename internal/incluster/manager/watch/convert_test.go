@@ -1,4 +1,4 @@
-package manager
+package watch
 
 import (
 	"hash/maphash"
@@ -85,7 +85,7 @@ func TestConversionFollowsKubeProxy(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			of := make(map[string]*slice)
+			of := make(map[string]*endpointSlice)
 			for _, s := range tt.slices {
 				of[s.Name] = convertSlice(s)
 			}
@@ -155,7 +155,7 @@ func TestSliceMovesToAnotherService(t *testing.T) {
 func TestHashRecordsFollowsDNS(t *testing.T) {
 	seed := maphash.MakeSeed()
 	hash := func(change func(*corev1.Service), slices ...*discoveryv1.EndpointSlice) uint64 {
-		of := map[string]*slice{}
+		of := map[string]*endpointSlice{}
 		for _, s := range slices {
 			of[s.Name] = convertSlice(s)
 		}
