@@ -21,7 +21,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/internal/incluster/manager/managertest"
 )
 
@@ -189,22 +188,5 @@ func TestUnknownUsersReachNothing(t *testing.T) {
 	}
 	if _, err := m.open(t, "10.96.0.20:80"); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("got %v", err)
-	}
-}
-
-// An authorizer that does not answer, such as a webhook, is no denial.
-func TestUncertainReviewIsAnError(t *testing.T) {
-	var r reviews
-	m, _ := authorizing(t, &r, Config{})
-	ask := m.sessions.mayForward(&requestOf(t, "r", "n", "kubevpn").Spec)
-	pod := access.PodRef{Namespace: "shop", Name: "web"}
-	if yes, err := ask(t.Context(), pod); err != nil || !yes {
-		t.Fatalf("got %v, %v", yes, err)
-	}
-	r.mu.Lock()
-	r.fails = "webhook: connection refused"
-	r.mu.Unlock()
-	if yes, err := ask(t.Context(), pod); err == nil || yes {
-		t.Errorf("without an answer: got %v, %v", yes, err)
 	}
 }

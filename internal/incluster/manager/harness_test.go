@@ -39,7 +39,7 @@ func start(t testing.TB, cfg Config, prepare ...func(*Manager)) *running {
 	}
 	m := New(cfg)
 	m.dialer.Check = func(netip.AddrPort) error { return nil }
-	m.sessions.routes = func() ([]netip.Prefix, error) { return nil, nil } // the routes of this machine must not affect tests
+	m.sessions.PodRoutes = func() ([]netip.Prefix, error) { return nil, nil } // the routes of this machine must not affect tests
 	for _, p := range prepare {
 		p(m)
 	}
@@ -79,3 +79,5 @@ func (r *running) open(t testing.TB, addr string) (*transport.Stream, error) {
 func (r *running) vip(endpoints ...string) {
 	r.balancer.Apply([]balancer.Service{managertest.VIP(endpoints...)}, nil)
 }
+
+var helloV1 = api.ClientHello{Protocol: api.Protocol, Version: "1", Client: "laptop"}

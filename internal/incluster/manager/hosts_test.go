@@ -2,10 +2,8 @@ package manager
 
 import (
 	"errors"
-	"log/slog"
 	"net"
 	"net/netip"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -47,32 +45,6 @@ func TestNoProtocolReachesNodes(t *testing.T) {
 	}
 	if _, err := extra(t, netip.MustParsePrefix("127.0.0.1/32")).open(t, server); err != nil {
 		t.Errorf("with --extra-cidr: %v", err)
-	}
-}
-
-// A client's identity is a secret that entitles it to its address.
-func TestClientIdentityIsNotLogged(t *testing.T) {
-	said := make(managertest.LogLines, 1000)
-	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-	const secret = "5ecre7-1den7i7y"
-	c := managertest.Hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret})
-	first := c.Next()
-	if first.Hello == nil || len(first.Hello.Lease.Addrs) == 0 {
-		t.Fatalf("no lease: %+v", first)
-	}
-	other := managertest.Connect(t, r.addr)
-	d := managertest.Hello(t, other, api.ClientHello{Protocol: api.Protocol, Client: "other", Lease: first.Hello.Lease.Addrs}).Next()
-	if d.Hello == nil || len(d.Hello.Lease.Addrs) == 0 || d.Hello.Lease.Addrs[0] == first.Hello.Lease.Addrs[0] {
-		t.Errorf("another client that asks for the address gets %+v", d.Hello)
-	}
-	for len(said) > 0 {
-		if line := <-said; strings.Contains(line, secret) {
-			t.Errorf("the log contains the identity: %s", line)
-		}
-	}
-	long := managertest.Hello(t, managertest.Connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: strings.Repeat("x", maxClient+1)}).Next()
-	if long.Error == nil {
-		t.Errorf("an identity of %d bytes got %+v", maxClient+1, long)
 	}
 }
 

@@ -2,12 +2,14 @@ package manager
 
 import (
 	"context"
+	"crypto/rand"
 	"io"
 	"net"
 	"net/netip"
 	"testing"
 	"time"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
@@ -108,4 +110,33 @@ func TestEndedFlowsLeaveTheBudgetEmpty(t *testing.T) {
 		streams, held := r.budget.Used()
 		return streams <= 1 && held < 256<<10 // a new session may be there already
 	})
+}
+
+// Sessions that are begun and left alone, more than there is room for, end neither other sessions nor keep them out.
+func TestSessionsWithoutHelloDoNotLockOutOthers(t *testing.T) {
+	r := start(t, Config{PodName: "tm-1"})
+	c := managertest.Hello(t, r.laptop, helloV1)
+	c.Next()
+	for range maxSessions + 76 { // begun and left alone
+		conn, err := net.Dial("tcp", r.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var greeting [72]byte // pkg/wire/transport/spec.md, "Handshake"
+		copy(greeting[:], "kubevpn")
+		greeting[7], greeting[57], greeting[63] = transport.Version, 1, 1
+		rand.Read(greeting[8:56])
+		conn.Write(greeting[:])
+		answer := make([]byte, 24)
+		if _, err := io.ReadFull(conn, answer); err != nil || answer[8] != 0 {
+			t.Fatalf("the manager answered %v, %v", answer, err)
+		}
+		conn.Close()
+	}
+	if m := managertest.Hello(t, managertest.Connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: "another"}).Next(); m.Hello == nil {
+		t.Errorf("another laptop got %+v", m)
+	}
+	if err := r.laptop.Err(); err != nil {
+		t.Errorf("the session of the first laptop has ended: %v", err)
+	}
 }

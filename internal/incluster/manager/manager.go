@@ -31,6 +31,7 @@ import (
 	"kubevpn/internal/incluster/manager/access"
 	"kubevpn/internal/incluster/manager/dial"
 	"kubevpn/internal/incluster/manager/router"
+	"kubevpn/internal/incluster/manager/session"
 	"kubevpn/internal/incluster/manager/watch"
 	"kubevpn/internal/process/footprint"
 	"kubevpn/internal/process/metrics"
@@ -77,11 +78,11 @@ type Manager struct {
 	dialer   *dial.Dialer
 	router   *router.Router
 	watch    *watch.Publisher
-	sessions *server
-	budget   *transport.Budget // of all sessions
-	gateways net.Listener      // nil: no gateway can connect
-	proxy    *proxyPort        // nil: none
-	metrics  net.Listener      // nil: none
+	sessions *session.Server
+	budget   *transport.Budget  // of all sessions
+	gateways net.Listener       // nil: no gateway can connect
+	proxy    *session.ProxyPort // nil: none
+	metrics  net.Listener       // nil: none
 }
 
 // New returns a Manager. It does not touch the network.
@@ -104,12 +105,12 @@ func New(cfg Config) *Manager {
 		Kube: cfg.Kube, Namespaces: cfg.WatchNamespaces,
 		Self:     watch.Self{Namespace: cfg.Namespace, Node: cfg.NodeName, Addrs: cfg.PodIPs, APIServer: cfg.APIServer},
 		Balancer: m.balancer, Filter: m.filter, Policy: policy, GVisorOnly: m.limited, Describe: m.router.Describe,
-		Laptops: func() int { return m.sessions.laptops() }, Logger: m.log,
+		Laptops: func() int { return m.sessions.Laptops() }, Logger: m.log,
 	})
 	m.dialer = dial.New(m.balancer)
 	m.dialer.Check, m.dialer.CheckHost, m.dialer.Policy = m.filter.Check, m.filter.CheckHost, policy
 	m.dialer.InRange = m.watch.InServiceRange
-	m.sessions = newServer(serverConfig{PodName: cfg.PodName, Kube: cfg.Kube, Authorize: cfg.Authorize, Limited: m.limited,
+	m.sessions = session.New(session.Config{PodName: cfg.PodName, Kube: cfg.Kube, Authorize: cfg.Authorize, Limited: m.limited,
 		Dialer: m.dialer, Router: m.router, Watch: m.watch, Logger: m.log})
 	return m
 }
@@ -141,10 +142,10 @@ func (m *Manager) Run(ctx context.Context) error {
 			return fmt.Errorf("listening on the proxy port: %w", err)
 		}
 		defer l.Close()
-		if m.proxy, err = newProxyPort(l, m.log); err != nil {
+		if m.proxy, err = session.NewProxyPort(l, m.log); err != nil {
 			return err
 		}
-		m.watch.Self.ProxyPort = m.proxy.tickets.port
+		m.watch.Self.ProxyPort = m.proxy.Port()
 	}
 	if m.cfg.GatewaySocket != "" && !m.limited { // see acceptControl
 		if m.gateways, err = router.ListenGateways(ctx, m.cfg.GatewaySocket); err != nil {
@@ -168,16 +169,16 @@ func (m *Manager) Run(ctx context.Context) error {
 
 func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) error {
 	config := transport.ServerConfig{
-		OnSession: m.sessions.serve,
+		OnSession: m.sessions.Serve,
 		Budget:    m.budget,
 		Admission: true,
 		MaxLinks:  maxLinks, MaxSessions: maxSessions,
 		Logger: m.log,
 	}
-	listeners := []net.Listener{nonblock.Listener{Listener: sessions, Unsent: unsent}}
+	listeners := []net.Listener{nonblock.Listener{Listener: sessions, Unsent: session.Unsent}}
 	if m.proxy != nil {
-		m.sessions.proxy = m.proxy
-		config.OnRefused = m.proxy.refused
+		m.sessions.Proxy = m.proxy
+		config.OnRefused = m.proxy.Refused
 		listeners = append(listeners, m.proxy)
 	}
 	server := transport.NewServer(config)
@@ -197,9 +198,6 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	g.Go(func() error { return ended(ctx, server.Serve(ctx, listeners...)) })
 	return g.Wait()
 }
-
-// unsent bounds the bytes of a conn that the kernel holds unsent. A longer queue would only delay what comes next.
-const unsent = 128 << 10
 
 // ended drops the error that the end of ctx causes.
 func ended(ctx context.Context, err error) error {

@@ -7,6 +7,7 @@ import (
 
 	"kubevpn/internal/incluster/manager/dial"
 	"kubevpn/internal/incluster/manager/router"
+	"kubevpn/internal/incluster/manager/session"
 	"kubevpn/internal/process/metrics"
 	"kubevpn/pkg/datapath/packetlink"
 	"kubevpn/pkg/wire/authlistener"
@@ -42,8 +43,8 @@ func Metrics() []*metrics.Metric {
 func (m *Manager) collector() *metrics.Collector {
 	return metrics.New(Metrics(), func(emit metrics.Emit) {
 		emitBuild(emit)
-		sessions, total := m.sessions.traffic()
-		emit(metricSessions, float64(m.sessions.laptops()))
+		sessions, total := m.sessions.Traffic()
+		emit(metricSessions, float64(m.sessions.Laptops()))
 		emit(metricSent, float64(total.Sent))
 		emit(metricReceived, float64(total.Received))
 		m.dialer.Collect(emit)
@@ -58,7 +59,7 @@ func (m *Manager) collector() *metrics.Collector {
 		metricBounds.EmitMemory(emit)
 		if m.proxy != nil {
 			metricBounds.Emit(emit, float64(m.proxy.Pending()), authlistener.MaxPending, "pending_conns")
-			for _, reason := range proxyReasons {
+			for _, reason := range session.ProxyReasons {
 				emit(metricRejected, float64(m.proxy.Rejected(reason)), string(reason))
 			}
 		}

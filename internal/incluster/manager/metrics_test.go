@@ -16,8 +16,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"kubevpn/internal/incluster/manager/managertest"
+	"kubevpn/internal/incluster/manager/session"
 	"kubevpn/internal/process/metrics"
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wire/authlistener"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -77,7 +79,7 @@ func TestMetricsCountBytesOfAllSessions(t *testing.T) {
 	}
 	m.laptop.Close()
 	testenv.Eventually(t, managertest.Timeout, func() error {
-		sessions, total := m.sessions.traffic()
+		sessions, total := m.sessions.Traffic()
 		if sessions == 0 && total.Sent > 100_000 && total.Received > 100_000 {
 			return nil
 		}
@@ -113,10 +115,10 @@ func scrape(t *testing.T, url string) string {
 func TestAllMetricsAreListed(t *testing.T) {
 	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
 	var err error
-	if m.proxy, err = newProxyPort(managertest.Listen(t), m.log); err != nil {
+	if m.proxy, err = session.NewProxyPort(managertest.Listen(t), m.log); err != nil {
 		t.Fatal(err)
 	}
-	m.proxy.CountRejected(noTicket, &net.TCPAddr{})
+	m.proxy.CountRejected(authlistener.NoTLS, &net.TCPAddr{})
 	l := managertest.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -1,4 +1,4 @@
-package manager
+package session
 
 import (
 	"context"
@@ -105,7 +105,7 @@ func (s *session) sendNotices(ctx context.Context, laptop io.Writer, hello *api.
 	served string) error {
 	latest, newer := s.server.cfg.Watch.Notices.Get()
 	first := *latest
-	first.State.Sessions = s.server.laptops() // this one may be younger than the notice
+	first.State.Sessions = s.server.Laptops() // this one may be younger than the notice
 	s.server.cfg.Router.Describe(&first.State)
 	first.State.NodeServes = served
 	told := &first
@@ -171,7 +171,7 @@ func send(laptop io.Writer, message api.ControlMessage) error {
 }
 
 // hello returns the answer to a laptop's hello, without the state.
-func (s *server) hello(to *api.ClientHello, lease api.Lease) *api.ManagerHello {
+func (s *Server) hello(to *api.ClientHello, lease api.Lease) *api.ManagerHello {
 	protocol, _ := api.CommonProtocol(to.Protocol, to.Oldest) // incompatible has checked it
 	return &api.ManagerHello{
 		Protocol: protocol, Version: version.String(), Pod: s.cfg.PodName, Node: s.cfg.Watch.Self.Node, Lease: lease,

@@ -1,4 +1,4 @@
-package manager
+package session
 
 import (
 	"cmp"
@@ -25,7 +25,7 @@ import (
 //	        ├─ echo: ICMP socket ─ pings           (echo.go)
 //	        └─ IP:   frames ─ router               (packetstream.go, router.go)
 type session struct {
-	server    *server
+	server    *Server
 	transport *transport.Session
 	log       *slog.Logger
 
@@ -38,7 +38,7 @@ type session struct {
 	by         dial.Caller
 }
 
-func newSession(server *server, s *transport.Session) *session {
+func newSession(server *Server, s *transport.Session) *session {
 	laptop := &session{
 		server: server, transport: s, log: server.cfg.Logger.With("session", s.ID().String()[:8]),
 		identified: make(chan struct{}),
@@ -58,8 +58,8 @@ func newSession(server *server, s *transport.Session) *session {
 
 // serve answers the laptop until the session ends.
 func (s *session) serve(ctx context.Context) {
-	if s.server.proxy != nil {
-		defer s.server.proxy.tickets.forget(s.transport.ID()) // after all requests for tickets
+	if s.server.Proxy != nil {
+		defer s.server.Proxy.tickets.forget(s.transport.ID()) // after all requests for tickets
 	}
 	defer s.streams.Wait()
 	defer s.peer.Dismiss()

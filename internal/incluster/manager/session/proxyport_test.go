@@ -1,4 +1,4 @@
-package manager
+package session
 
 import (
 	"bytes"
@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/authlistener"
@@ -42,12 +43,12 @@ func startProxyPort(t testing.TB) *withProxyPort {
 	t.Helper()
 	w := new(withProxyPort)
 	l := managertest.Listen(t)
-	w.running = start(t, Config{}, func(m *Manager) {
+	w.running = start(t, testConfig{}, func(m *Server) {
 		var err error
-		if m.proxy, err = newProxyPort(l, m.log); err != nil {
+		if m.Proxy, err = NewProxyPort(l, m.cfg.Logger); err != nil {
 			t.Fatal(err)
 		}
-		m.proxy.tickets.now = func() time.Time { return time.Now().Add(time.Duration(w.later.Load())) }
+		m.Proxy.tickets.now = func() time.Time { return time.Now().Add(time.Duration(w.later.Load())) }
 	})
 	greet(t, w.laptop)
 	return w
@@ -169,7 +170,7 @@ func (r holder) dial(ctx context.Context, addr string) (net.Conn, error) {
 // visit connects to the port.
 func (w *withProxyPort) visit(t testing.TB) net.Conn {
 	t.Helper()
-	conn, err := net.Dial("tcp", w.proxy.Addr().String())
+	conn, err := net.Dial("tcp", w.Proxy.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,12 +187,12 @@ func (w *withProxyPort) wantRejected(t testing.TB, conn net.Conn, before int, wh
 	if len(got) > 0 || errors.As(err, &timeout) && timeout.Timeout() {
 		t.Errorf("got %q, %v, want only the end", got, err)
 	}
-	if !slices.Contains(proxyReasons, why) {
+	if !slices.Contains(ProxyReasons, why) {
 		t.Errorf("%q has no metric", why)
 	}
 	// An evicted conn is closed before its server learns of it and counts it.
-	testenv.Until(t, "the count", func() bool { return w.proxy.Rejected(why) > before })
-	if n := w.proxy.Rejected(why); n != before+1 {
+	testenv.Until(t, "the count", func() bool { return w.Proxy.Rejected(why) > before })
+	if n := w.Proxy.Rejected(why); n != before+1 {
 		t.Errorf("%d were rejected with %q, want %d", n, why, before+1)
 	}
 }
@@ -200,9 +201,9 @@ func (w *withProxyPort) wantRejected(t testing.TB, conn net.Conn, before int, wh
 func TestProxyPortContinuesASession(t *testing.T) {
 	w := new(withProxyPort)
 	l := managertest.Listen(t)
-	w.running = start(t, Config{}, func(m *Manager) {
+	w.running = start(t, testConfig{}, func(m *Server) {
 		var err error
-		if m.proxy, err = newProxyPort(l, m.log); err != nil {
+		if m.Proxy, err = NewProxyPort(l, m.cfg.Logger); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -276,7 +277,7 @@ func TestProxyPortContinuesASession(t *testing.T) {
 		t.Error("two tickets have the same secret")
 	}
 	for _, why := range []authlistener.Reason{noRequest, noUpgrade, unknownSession, wrongSecret, othersHello, authlistener.NoTLS, authlistener.HungUp} {
-		if n := w.proxy.Rejected(why); n > 0 {
+		if n := w.Proxy.Rejected(why); n > 0 {
 			t.Errorf("%d were rejected: %s", n, why)
 		}
 	}
@@ -331,14 +332,14 @@ func TestProxyPortIsSilent(t *testing.T) {
 		{"endless-line", "GET /" + strings.Repeat("k", 2*maxProxyRequest), tooLarge},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			before := w.proxy.Rejected(test.why)
+			before := w.Proxy.Rejected(test.why)
 			conn := w.visit(t)
 			go io.WriteString(conn, test.say) // the port may close the connection before it has read all of this
 			w.wantRejected(t, conn, before, test.why)
 		})
 	}
 	t.Run("nothing", func(t *testing.T) {
-		before := w.proxy.Rejected(noRequest)
+		before := w.Proxy.Rejected(noRequest)
 		conn := w.visit(t)
 		conn.(*net.TCPConn).CloseWrite()
 		w.wantRejected(t, conn, before, noRequest)
@@ -355,15 +356,15 @@ func TestProxyPortIsSilent(t *testing.T) {
 		greet(t, other)
 		r := obtain(t, other)
 		other.Close()
-		testenv.Until(t, "the session's end", func() bool { return !w.proxy.tickets.lives(r.session) })
-		before := w.proxy.Rejected(unknownSession)
+		testenv.Until(t, "the session's end", func() bool { return !w.Proxy.tickets.lives(r.session) })
+		before := w.Proxy.Rejected(unknownSession)
 		conn := w.visit(t)
 		io.WriteString(conn, r.request())
 		w.wantRejected(t, conn, before, unknownSession)
 		testenv.Until(t, "forgetting", func() bool {
-			w.proxy.tickets.mu.Lock()
-			defer w.proxy.tickets.mu.Unlock()
-			return len(w.proxy.tickets.grants) == 1 // the grants of the other laptop remain
+			w.Proxy.tickets.mu.Lock()
+			defer w.Proxy.tickets.mu.Unlock()
+			return len(w.Proxy.tickets.grants) == 1 // the grants of the other laptop remain
 		})
 	})
 	// After all that, clients with a ticket still connect.
@@ -431,7 +432,7 @@ func TestProxyPortRequiresTheSessionsCertificate(t *testing.T) {
 		{"without-the-key", good, &tls.Certificate{Certificate: [][]byte{good.Certificate}, PrivateKey: others.key}, authlistener.NoTLS},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			before := w.proxy.Rejected(test.why)
+			before := w.Proxy.Rejected(test.why)
 			conn := w.visit(t)
 			if err := test.show.upgrade(conn); err != nil {
 				t.Fatal(err)
@@ -457,7 +458,7 @@ func TestProxyPortRequiresTheSessionsCertificate(t *testing.T) {
 		w.wantRejected(t, conn, 0, authlistener.ExpiredCertificate)
 	})
 	t.Run("old-tls", func(t *testing.T) {
-		before := w.proxy.Rejected(authlistener.NoTLS)
+		before := w.Proxy.Rejected(authlistener.NoTLS)
 		conn := w.visit(t)
 		if err := good.upgrade(conn); err != nil {
 			t.Fatal(err)
@@ -501,13 +502,13 @@ func TestProxyPortRequiresTheSessionsCertificate(t *testing.T) {
 
 // A slow client is rejected after the timeout.
 func TestProxyPortRejectsSlowClient(t *testing.T) {
-	p, err := newProxyPort(managertest.Listen(t), slog.New(slog.DiscardHandler))
+	p, err := NewProxyPort(managertest.Listen(t), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	laptop := startProxyPort(t) // the test adds its ticket to p
 	good := obtain(t, laptop.laptop)
-	p.tickets.grants = laptop.proxy.tickets.grants
+	p.tickets.grants = laptop.Proxy.tickets.grants
 	for _, test := range []struct {
 		name, say string
 		drip      string // sent every second after say
@@ -552,14 +553,14 @@ func TestProxyPortRejectsSlowClient(t *testing.T) {
 	}
 }
 
-// One address cannot keep the others out, and all together cannot exhaust the manager.
+// One address cannot keep the others out, and all together cannot exhaust the
 func TestProxyPortClosesTheBusiestAddress(t *testing.T) {
 	w := startProxyPort(t)
 	good := obtain(t, w.laptop)
 	from := func(i int) net.Conn {
 		t.Helper()
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(i))}}
-		conn, err := d.Dial("tcp", w.proxy.Addr().String())
+		conn, err := d.Dial("tcp", w.Proxy.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -596,7 +597,7 @@ func TestTicketIsForOneSession(t *testing.T) {
 	if skew := time.Since(cert.NotBefore); skew < 5*time.Minute || skew > 6*time.Minute {
 		t.Errorf("it has been valid for %v", skew)
 	}
-	if port := w.proxy.Addr().(*net.TCPAddr).Port; int(r.Port) != port || r.Path != "/" || len(r.Secret) != 32 {
+	if port := w.Proxy.Addr().(*net.TCPAddr).Port; int(r.Port) != port || r.Path != "/" || len(r.Secret) != 32 {
 		t.Errorf("port %d, path %q, secret of %d bytes; the port is %d", r.Port, r.Path, len(r.Secret), port)
 	}
 	server, err := x509.ParseCertificate(r.Server)
@@ -604,7 +605,7 @@ func TestTicketIsForOneSession(t *testing.T) {
 		t.Errorf("the server's certificate: %+v, %v", server, err)
 	}
 	// After a renewal, the older tickets stay valid for dials in progress, but not for ever.
-	check := func(r holder) authlistener.Reason { return w.proxy.tickets.check(r.session, [32]byte(r.Secret)) }
+	check := func(r holder) authlistener.Reason { return w.Proxy.tickets.check(r.session, [32]byte(r.Secret)) }
 	for range ticketsKept - 1 {
 		newer := obtain(t, w.laptop)
 		if check(newer) != "" || check(r) != "" {
@@ -656,7 +657,7 @@ func TestManagerRefusesInvalidTicketRequest(t *testing.T) {
 		})
 	}
 	t.Run("no-port", func(t *testing.T) {
-		r := start(t, Config{})
+		r := start(t, testConfig{})
 		greet(t, r.laptop)
 		if e := askTicket(t, r.laptop, api.TicketRequest{PublicKey: good}).Error; e == nil || e.Code != api.ExitUnreachable || !strings.Contains(e.Message, "--proxy-listen") {
 			t.Errorf("got %+v", e)
@@ -712,7 +713,7 @@ func BenchmarkConn(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	c, why, err := w.proxy.authenticate(conn)
+	c, why, err := w.Proxy.authenticate(conn)
 	if why != "" {
 		b.Fatal(why, err)
 	}

@@ -1,4 +1,4 @@
-package manager
+package session
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// serverConfig configures a Server.
-type serverConfig struct {
+// Config configures a Server.
+type Config struct {
 	PodName   string
 	Kube      kubernetes.Interface // for Authorize
 	Authorize bool                 // the Server asks who uses a laptop
@@ -27,24 +27,24 @@ type serverConfig struct {
 	Logger    *slog.Logger
 }
 
-// server serves the sessions of all laptops. Methods are safe for concurrent use.
-type server struct {
-	cfg    serverConfig
-	proxy  *proxyPort                     // nil: none; set before the first session
-	routes func() ([]netip.Prefix, error) // the pod's
+// Server serves the sessions of all laptops. Methods are safe for concurrent use.
+type Server struct {
+	cfg       Config
+	Proxy     *ProxyPort                     // nil: none; set before the first session
+	PodRoutes func() ([]netip.Prefix, error) // the pod's
 
 	mu       sync.Mutex
 	sessions map[*transport.Session]struct{}
 	past     transport.Traffic // of sessions that have ended
 }
 
-// newServer returns a server without sessions.
-func newServer(cfg serverConfig) *server {
-	return &server{cfg: cfg, routes: router.PodRoutes, sessions: make(map[*transport.Session]struct{})}
+// New returns a server without sessions.
+func New(cfg Config) *Server {
+	return &Server{cfg: cfg, PodRoutes: router.PodRoutes, sessions: make(map[*transport.Session]struct{})}
 }
 
-// serve serves a session until it or ctx ends (transport.ServerConfig.OnSession).
-func (s *server) serve(ctx context.Context, laptop *transport.Session) {
+// Serve serves a session until it or ctx ends (transport.ServerConfig.OnSession).
+func (s *Server) Serve(ctx context.Context, laptop *transport.Session) {
 	s.mu.Lock()
 	s.sessions[laptop] = struct{}{}
 	s.mu.Unlock()
@@ -58,9 +58,9 @@ func (s *server) serve(ctx context.Context, laptop *transport.Session) {
 	s.cfg.Watch.Changed()
 }
 
-// traffic returns the number of sessions, including those that wait for a conn, and the bytes of all sessions,
+// Traffic returns the number of sessions, including those that wait for a conn, and the bytes of all sessions,
 // including those that have ended.
-func (s *server) traffic() (sessions int, total transport.Traffic) {
+func (s *Server) Traffic() (sessions int, total transport.Traffic) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	total = s.past
@@ -78,8 +78,8 @@ func addTraffic(t *transport.Traffic, s *transport.Session) {
 	}
 }
 
-// laptops returns the number of laptops that are connected now, without those whose session waits for a conn.
-func (s *server) laptops() int {
+// Laptops returns the number of laptops that are connected now, without those whose session waits for a conn.
+func (s *Server) Laptops() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
@@ -92,13 +92,13 @@ func (s *server) laptops() int {
 }
 
 // around returns the known networks that an inner network must not overlap.
-func (s *server) around() []netip.Prefix {
+func (s *Server) around() []netip.Prefix {
 	now := s.cfg.Watch.Notices.Load()
 	prefixes := slices.Concat(now.State.PodCIDRs, now.State.ServiceCIDRs)
 	for _, addr := range s.cfg.Watch.Self.Addrs {
 		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
 	}
-	routes, err := s.routes()
+	routes, err := s.PodRoutes()
 	if err != nil {
 		s.cfg.Logger.Warn("cannot read the pod's routes, so inner networks may overlap them", "err", err)
 	}

@@ -1,10 +1,11 @@
-package manager
+package session
 
 import (
 	"encoding/json"
 	"testing"
 
 	"kubevpn/internal/api"
+
 	"kubevpn/internal/incluster/manager/managertest"
 )
 
@@ -25,7 +26,7 @@ func TestLaptopOfNeighbouringMinorVersionIsServed(t *testing.T) {
 		"of no number":       {`{"protocol":1,"oldestProtocol":3,"version":"0.0.1","client":"laptop"}`, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := start(t, Config{PodName: "tm-1"})
+			r := start(t, testConfig{PodName: "tm-1"})
 			m := managertest.Hello(t, r.laptop, json.RawMessage(test.line)).Next()
 			if test.protocol == 0 {
 				if m.Error == nil || m.Error.Code != api.ExitIncompatible || m.Error.Hint == "" {

@@ -1,4 +1,4 @@
-package manager
+package session
 
 import (
 	"crypto/ecdsa"
@@ -232,7 +232,7 @@ func (s *session) acceptTicket(in *transport.Incoming) error {
 }
 
 func (s *session) ticket(laptop io.Reader) (api.Ticket, *api.Error) {
-	if s.server.proxy == nil {
+	if s.server.Proxy == nil {
 		return api.Ticket{}, api.Errorf(api.ExitUnreachable,
 			"the traffic manager has no port for api-proxy and direct (--proxy-listen)")
 	}
@@ -240,7 +240,7 @@ func (s *session) ticket(laptop io.Reader) (api.Ticket, *api.Error) {
 	if err := json.NewDecoder(io.LimitReader(laptop, maxTicketRequest)).Decode(&request); err != nil {
 		return api.Ticket{}, api.Errorf(api.ExitIncompatible, "invalid ticket request: %w", err)
 	}
-	ticket, err := s.server.proxy.tickets.issue(s.transport, request)
+	ticket, err := s.server.Proxy.tickets.issue(s.transport, request)
 	if err != nil {
 		return api.Ticket{}, api.Errorf(api.ExitIncompatible, "cannot create a ticket: %w", err)
 	}

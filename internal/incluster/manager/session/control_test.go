@@ -1,12 +1,10 @@
-package manager
+package session
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"reflect"
@@ -18,12 +16,11 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wire/transport"
 )
-
-var helloV1 = api.ClientHello{Protocol: api.Protocol, Version: "1", Client: "laptop"}
 
 func TestManagerRefusesIncompatibleLaptop(t *testing.T) {
 	tests := []struct {
@@ -37,7 +34,7 @@ func TestManagerRefusesIncompatibleLaptop(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := start(t, Config{})
+			r := start(t, testConfig{})
 			c := managertest.Hello(t, r.laptop, tt.hello)
 			m := c.Next()
 			if m.Error == nil || m.Error.Code != tt.code || !strings.Contains(m.Error.Hint, tt.hint) {
@@ -54,7 +51,7 @@ func TestManagerRefusesIncompatibleLaptop(t *testing.T) {
 }
 
 func TestManagerAnswersHello(t *testing.T) {
-	r := start(t, Config{PodName: "tm-1", NodeName: "n1"})
+	r := start(t, testConfig{PodName: "tm-1", NodeName: "n1"})
 	c := managertest.Hello(t, r.laptop, helloV1)
 	m := c.Next()
 	if m.Hello == nil || m.Hello.Pod != "tm-1" || m.Hello.Node != "n1" || m.Hello.Version != version.String() || m.Hello.Protocol != api.Protocol {
@@ -103,7 +100,7 @@ func TestManagerRefusesLongHello(t *testing.T) {
 // A client's identity allows taking over its lease, and more people can read the log than the manager's memory.
 func TestLogHoldsNoClientIdentity(t *testing.T) {
 	said := make(managertest.LogLines, 256)
-	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, nil))})
+	r := start(t, testConfig{Logger: slog.New(slog.NewTextHandler(said, nil))})
 	const secret = "0123456789abcdef0123456789abcdef"
 	if managertest.Hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret}).Next().Hello == nil {
 		t.Fatal("no Hello")
@@ -123,7 +120,7 @@ func TestLogHoldsNoClientIdentity(t *testing.T) {
 
 // A session has one control stream, which identifies its laptop once. The first one continues.
 func TestSecondControlStreamIsRejected(t *testing.T) {
-	r := start(t, Config{PodName: "tm-1"})
+	r := start(t, testConfig{PodName: "tm-1"})
 	c := managertest.Hello(t, r.laptop, helloV1)
 	if c.Next().Hello == nil {
 		t.Fatal("no Hello")
@@ -136,35 +133,6 @@ func TestSecondControlStreamIsRejected(t *testing.T) {
 	}
 	managertest.Hello(t, managertest.Connect(t, r.addr), helloV1)
 	c.Until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
-}
-
-// Sessions that are begun and left alone, more than there is room for, end neither other sessions nor keep them out.
-func TestSessionsWithoutHelloDoNotLockOutOthers(t *testing.T) {
-	r := start(t, Config{PodName: "tm-1"})
-	c := managertest.Hello(t, r.laptop, helloV1)
-	c.Next()
-	for range maxSessions + 76 { // begun and left alone
-		conn, err := net.Dial("tcp", r.addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var greeting [72]byte // pkg/wire/transport/spec.md, "Handshake"
-		copy(greeting[:], "kubevpn")
-		greeting[7], greeting[57], greeting[63] = transport.Version, 1, 1
-		rand.Read(greeting[8:56])
-		conn.Write(greeting[:])
-		answer := make([]byte, 24)
-		if _, err := io.ReadFull(conn, answer); err != nil || answer[8] != 0 {
-			t.Fatalf("the manager answered %v, %v", answer, err)
-		}
-		conn.Close()
-	}
-	if m := managertest.Hello(t, managertest.Connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: "another"}).Next(); m.Hello == nil {
-		t.Errorf("another laptop got %+v", m)
-	}
-	if err := r.laptop.Err(); err != nil {
-		t.Errorf("the session of the first laptop has ended: %v", err)
-	}
 }
 
 // laptopThatDoesNotRead blocks the writer at its second piece until it is closed.
@@ -246,5 +214,31 @@ func TestNamesInPiecesAreOneLine(t *testing.T) {
 		if !reflect.DeepEqual(got.Names, d) || line.Len() != 0 {
 			t.Errorf("got %d namespaces, want %d", len(got.Names.Add), len(d.Add))
 		}
+	}
+}
+
+// A client's identity is a secret that entitles it to its address.
+func TestClientIdentityIsNotLogged(t *testing.T) {
+	said := make(managertest.LogLines, 1000)
+	r := start(t, testConfig{Logger: slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	const secret = "5ecre7-1den7i7y"
+	c := managertest.Hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret})
+	first := c.Next()
+	if first.Hello == nil || len(first.Hello.Lease.Addrs) == 0 {
+		t.Fatalf("no lease: %+v", first)
+	}
+	other := managertest.Connect(t, r.addr)
+	d := managertest.Hello(t, other, api.ClientHello{Protocol: api.Protocol, Client: "other", Lease: first.Hello.Lease.Addrs}).Next()
+	if d.Hello == nil || len(d.Hello.Lease.Addrs) == 0 || d.Hello.Lease.Addrs[0] == first.Hello.Lease.Addrs[0] {
+		t.Errorf("another client that asks for the address gets %+v", d.Hello)
+	}
+	for len(said) > 0 {
+		if line := <-said; strings.Contains(line, secret) {
+			t.Errorf("the log contains the identity: %s", line)
+		}
+	}
+	long := managertest.Hello(t, managertest.Connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: strings.Repeat("x", maxClient+1)}).Next()
+	if long.Error == nil {
+		t.Errorf("an identity of %d bytes got %+v", maxClient+1, long)
 	}
 }

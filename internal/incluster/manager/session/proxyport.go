@@ -1,4 +1,4 @@
-package manager
+package session
 
 import (
 	"bufio"
@@ -41,10 +41,13 @@ const (
 	othersHello       authlistener.Reason = "another session's hello"
 )
 
-// proxyReasons are all reasons for which the proxy port rejects a connection. Their metrics exist from the start.
-var proxyReasons = []authlistener.Reason{noRequest, tooLarge, tooSlow, noUpgrade, noTicket, unknownSession, wrongSecret,
+// ProxyReasons are all reasons for which the proxy port rejects a connection. Their metrics exist from the start.
+var ProxyReasons = []authlistener.Reason{noRequest, tooLarge, tooSlow, noUpgrade, noTicket, unknownSession, wrongSecret,
 	expiredTicket, othersCertificate, othersHello, authlistener.TooMany, authlistener.HungUp, authlistener.NoTLS,
 	authlistener.TLSTooSlow, authlistener.NoCertificate, authlistener.ExpiredCertificate, authlistener.BadCertificate}
+
+// Unsent bounds the bytes of a conn that the kernel holds unsent. A longer queue would only delay what comes next.
+const Unsent = 128 << 10
 
 // switching is the only answer that the port sends in the clear.
 const switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + api.UpgradeProtocol +
@@ -55,7 +58,7 @@ var (
 	errSessionEnded      = errors.New("the session has ended")
 )
 
-// proxyPort is the port that the API server's pods/proxy connects to, and laptops by the transport direct. Every pod
+// ProxyPort is the port that the API server's pods/proxy connects to, and laptops by the transport direct. Every pod
 // can reach it too, and perhaps the whole internet, so it sends nothing to a client without a ticket:
 //
 //	laptop, directly or through the API server   port
@@ -65,13 +68,13 @@ var (
 //	  hello, frames (pkg/wire/transport) ◀══════════▶  a conn of that session, and of no other
 //
 // To transport.Server it is a net.Listener.
-type proxyPort struct {
+type ProxyPort struct {
 	*authlistener.Listener
 	tickets *tickets
 }
 
-// newProxyPort returns a port that owns l, which accepts TCP connections, and generates its keys.
-func newProxyPort(l net.Listener, log *slog.Logger) (*proxyPort, error) {
+// NewProxyPort returns a port that owns l, which accepts TCP connections, and generates its keys.
+func NewProxyPort(l net.Listener, log *slog.Logger) (*ProxyPort, error) {
 	addr, ok := l.Addr().(*net.TCPAddr)
 	if !ok {
 		return nil, fmt.Errorf("the proxy port's listener uses %s instead of TCP", l.Addr().Network())
@@ -80,16 +83,19 @@ func newProxyPort(l net.Listener, log *slog.Logger) (*proxyPort, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &proxyPort{tickets: t}
+	p := &ProxyPort{tickets: t}
 	p.Listener = authlistener.New(authlistener.Config{
-		Name: "proxy port", Listener: nonblock.Listener{Listener: l, Unsent: unsent}, Logger: log,
+		Name: "proxy port", Listener: nonblock.Listener{Listener: l, Unsent: Unsent}, Logger: log,
 		Authenticate: p.authenticate,
 	})
 	return p, nil
 }
 
+// Port returns the number of the port.
+func (p *ProxyPort) Port() uint16 { return p.tickets.port }
+
 // authenticate checks the ticket and the certificate of conn's other end. The error adds details to the reason.
-func (p *proxyPort) authenticate(conn net.Conn) (net.Conn, authlistener.Reason, error) {
+func (p *ProxyPort) authenticate(conn net.Conn) (net.Conn, authlistener.Reason, error) {
 	if err := conn.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
 		return nil, authlistener.HungUp, err
 	}
@@ -146,8 +152,8 @@ func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why
 	return id, secret, "", nil
 }
 
-// refused counts a conn that transport.Server rejected.
-func (p *proxyPort) refused(conn net.Conn, err error) {
+// Refused counts a conn that transport.Server rejected.
+func (p *ProxyPort) Refused(conn net.Conn, err error) {
 	if _, ours := conn.(*sessionConn); ours && errors.Is(err, transport.ErrOtherSession) {
 		p.CountRejected(othersHello, conn.RemoteAddr())
 	}

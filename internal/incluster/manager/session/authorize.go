@@ -1,4 +1,4 @@
-package manager
+package session
 
 import (
 	"context"
@@ -98,7 +98,7 @@ func identifies(csr *certificatesv1.CertificateSigningRequest, nonce, namespace 
 
 // mayForward returns a function that asks whether the user whom the API server wrote into a CertificateSigningRequest
 // may forward ports of a pod.
-func (s *server) mayForward(csr *certificatesv1.CertificateSigningRequestSpec) func(context.Context,
+func (s *Server) mayForward(csr *certificatesv1.CertificateSigningRequestSpec) func(context.Context,
 	access.PodRef) (bool, error) {
 	extra := make(map[string]authorizationv1.ExtraValue, len(csr.Extra))
 	for key, values := range csr.Extra {
