@@ -37,10 +37,10 @@ func (p *podListeners) dial(_ context.Context, _ string, _ netip.Addr, to netip.
 	}
 	near, far := net.Pipe()
 	far.Close()
-	return &dialled{near, to}, nil
+	return &dialed{near, to}, nil
 }
 
-type dialled struct {
+type dialed struct {
 	net.Conn
 	to netip.AddrPort
 }
@@ -79,7 +79,7 @@ func TestApplicationIsReachedAtLoopbackOnlyIfItListensThereAlone(t *testing.T) {
 			conn, err := a.dial(t.Context(), interceptor.Flow{Protocol: "tcp", Dst: netip.MustParseAddrPort(pod)}, listeners.dial)
 			got := ""
 			if err == nil {
-				got = conn.(*dialled).to.String()
+				got = conn.(*dialed).to.String()
 				conn.Close()
 			}
 			if got != tt.want || err != nil && !errors.Is(err, syscall.ECONNREFUSED) {

@@ -9,8 +9,8 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// Flows are the flows of one session that the dialer serves. Idle flows hold no buffers. Methods are safe for concurrent
-// use. They return an error if the laptop no longer waits for an answer.
+// Flows are the flows of one session that the Dialer serves. Idle flows hold no buffers. Methods are safe for
+// concurrent use. They return an error if the laptop no longer waits for an answer.
 type Flows struct {
 	dialer  *Dialer
 	session *transport.Session

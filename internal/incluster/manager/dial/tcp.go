@@ -50,8 +50,8 @@ type Caller struct {
 	User      *access.User   // nil: unknown
 }
 
-// pick resolves dst, and checks that the policy allows the result. Its error is for the laptop (transport.CodeOf). If the
-// Endpoint is invalid, dst is no ClusterIP and the caller dials it as it is. The caller releases the Pick.
+// pick resolves dst, and checks that the policy allows the result. Its error is for the laptop (transport.CodeOf). If
+// the Endpoint is invalid, dst is no ClusterIP and the caller dials it as it is. The caller releases the Pick.
 func (d *Dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by Caller) (balancer.Pick, error) {
 	pick, verdict := d.Balancer.Pick(protocol, dst, by.Client, by.Scheduler)
 	d.counts.picks[verdict].Add(1)

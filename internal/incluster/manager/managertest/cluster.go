@@ -31,10 +31,12 @@ func ServiceOf(namespace, name, clusterIP string, port int32, pods ...string) []
 	}
 	spec := corev1.ServiceSpec{ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}}
 	for _, p := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: Pointer(string(p)), Protocol: Pointer(p), Port: Pointer(port)})
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: Pointer(string(p)),
+			Protocol: Pointer(p), Port: Pointer(port)})
 		spec.Ports = append(spec.Ports, corev1.ServicePort{Name: string(p), Protocol: p, Port: 80})
 	}
-	return []runtime.Object{s, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: spec}}
+	return []runtime.Object{s,
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: spec}}
 }
 
 func PrefixesOf(texts ...string) []netip.Prefix {
@@ -66,7 +68,8 @@ func WebService(change func(*corev1.Service)) *corev1.Service {
 // WebSlice is a slice of default/web with one ready pod per address, at http 8080/TCP and dns 5353/UDP.
 func WebSlice(name string, change func(*discoveryv1.EndpointSlice), addrs ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
+			Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports: []discoveryv1.EndpointPort{
 			{Name: Pointer("http"), Protocol: Pointer(corev1.ProtocolTCP), Port: Pointer(int32(8080))},
@@ -91,7 +94,8 @@ func Pointer[T any](v T) *T { return &v }
 func SliceOf(namespace, service string, port int32, addrs ...string) *discoveryv1.EndpointSlice {
 	name := ""
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: service + "-1",
+			Labels: map[string]string{discoveryv1.LabelServiceName: service}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
 	}
 	for _, a := range addrs {
@@ -117,17 +121,20 @@ func Addrs(texts ...string) []netip.Addr {
 }
 
 func PodAt(namespace, name, addr string, onHost bool) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.PodSpec{HostNetwork: onHost},
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec:   corev1.PodSpec{HostNetwork: onHost},
 		Status: corev1.PodStatus{PodIP: addr, PodIPs: []corev1.PodIP{{IP: addr}}}}
 }
 
 // SliceOfPods returns an EndpointSlice whose endpoints are pods, given as NAME=ADDRESS.
 func SliceOfPods(namespace, name string, pods ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4}
 	for _, p := range pods {
 		name, addr, _ := strings.Cut(p, "=")
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: namespace, Name: name}})
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr},
+			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: namespace, Name: name}})
 	}
 	return s
 }
@@ -164,7 +171,8 @@ func NewFakeAPI(denied []string, objects ...runtime.Object) *FakeAPI {
 	for _, d := range denied {
 		f.Denied[d] = true
 	}
-	f.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+	f.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object,
+		error) {
 		if f.isDown() {
 			return true, nil, fmt.Errorf("connection refused")
 		}
@@ -200,7 +208,8 @@ func Node(name, podCIDR, addr, zone string) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: zone}},
 		Spec:       corev1.NodeSpec{PodCIDR: podCIDR, PodCIDRs: []string{podCIDR}},
-		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr}, {Type: corev1.NodeHostName, Address: name}}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr},
+			{Type: corev1.NodeHostName, Address: name}}},
 	}
 }
 
@@ -209,15 +218,20 @@ func Objects() []runtime.Object {
 	service := func(namespace, name, ip string, port int32) *corev1.Service {
 		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 			Spec: corev1.ServiceSpec{ClusterIP: ip, ClusterIPs: []string{ip}, Ports: []corev1.ServicePort{
-				{Name: "udp", Protocol: corev1.ProtocolUDP, Port: port}, {Name: "metrics", Protocol: corev1.ProtocolTCP, Port: 9153}, {Name: "tcp", Protocol: corev1.ProtocolTCP, Port: port}}}}
+				{Name: "udp", Protocol: corev1.ProtocolUDP, Port: port},
+				{Name: "metrics", Protocol: corev1.ProtocolTCP, Port: 9153},
+				{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: port}}}}
 	}
 	slice := func(namespace, name, addr, kind string, port int32) *discoveryv1.EndpointSlice {
 		s := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name + "-1",
+				Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 			AddressType: discoveryv1.AddressTypeIPv4,
 			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{addr}, NodeName: Pointer("n1")}},
-			Ports: []discoveryv1.EndpointPort{{Name: Pointer("udp"), Protocol: Pointer(corev1.ProtocolUDP), Port: Pointer(port)},
-				{Name: Pointer("metrics"), Protocol: Pointer(corev1.ProtocolTCP), Port: Pointer(int32(9153))}, {Name: Pointer("tcp"), Protocol: Pointer(corev1.ProtocolTCP), Port: Pointer(port)}},
+			Ports: []discoveryv1.EndpointPort{
+				{Name: Pointer("udp"), Protocol: Pointer(corev1.ProtocolUDP), Port: Pointer(port)},
+				{Name: Pointer("metrics"), Protocol: Pointer(corev1.ProtocolTCP), Port: Pointer(int32(9153))},
+				{Name: Pointer("tcp"), Protocol: Pointer(corev1.ProtocolTCP), Port: Pointer(port)}},
 		}
 		if kind != "" {
 			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: kind, Namespace: namespace, Name: name + "-0"}
@@ -226,7 +240,8 @@ func Objects() []runtime.Object {
 	}
 	return []runtime.Object{
 		Node("n1", "10.244.0.0/24", "192.168.0.1", "z1"), Node("n2", "10.244.1.0/24", "192.168.0.2", "z2"),
-		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}},
+		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+			Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}},
 		service("default", "kubernetes", "10.96.0.1", 443), slice("default", "kubernetes", "192.168.0.1", "", 6443),
 		service("kube-system", "kube-dns", "10.96.0.53", 53), slice("kube-system", "kube-dns", "10.244.0.3", "Pod", 53),
 		WebService(nil), WebSlice("web-1", nil, "10.244.0.9", "192.168.0.1"),

@@ -49,7 +49,7 @@ func ServeAt(t *testing.T, addr string) int32 {
 			if err != nil {
 				return
 			}
-			datagrams.WriteTo([]byte(addr), from)
+			_, _ = datagrams.WriteTo([]byte(addr), from)
 		}
 	})
 	return int32(l.Addr().(*net.TCPAddr).Port)
@@ -234,7 +234,7 @@ func UDPPod(t testing.TB, name string) string {
 			if err != nil {
 				return
 			}
-			c.WriteToUDPAddrPort(append([]byte(name+":"), b[:min(n, 60000)]...), from)
+			_, _ = c.WriteToUDPAddrPort(append([]byte(name+":"), b[:min(n, 60000)]...), from)
 		}
 	})
 	return c.LocalAddr().String()
@@ -322,7 +322,8 @@ func FullListener(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := netip.AddrPortFrom(netip.AddrFrom4(name.(*syscall.SockaddrInet4).Addr), uint16(name.(*syscall.SockaddrInet4).Port)).String()
+	bound := name.(*syscall.SockaddrInet4)
+	addr := netip.AddrPortFrom(netip.AddrFrom4(bound.Addr), uint16(bound.Port)).String()
 	for range 16 { // until one is not answered
 		c, err := net.DialTimeout("tcp", addr, time.Second)
 		if err != nil {

@@ -22,7 +22,7 @@ import (
 //
 //	laptop ─▶ src leased to this session? ─┬─ dst leased to another ─────────────────▶ its packet streams
 //	            no: dropped, counted       ├─ dst in an inner network ───────────────▶ ICMP host unreachable
-//	                                       ├─ dst not for laptops (filter.go) ───────▶ ICMP prohibited
+//	                                       ├─ dst not for laptops (access.Filter) ───▶ ICMP prohibited
 //	                                       ├─ system netstack, gateway there ────────▶ TUN
 //	                                       └─ else ──────────────────────────────────▶ ICMP net unreachable
 //	TUN ────▶ src no laptop's? ─▶ dst leased ─▶ that session's packet streams

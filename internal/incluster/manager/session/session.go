@@ -16,14 +16,12 @@ import (
 )
 
 // session serves one laptop. Every stream that the laptop opens has its own goroutine, so a stream that waits for a
-// dial or a slow pod does not delay the others. The manager's budget limits their number (limits.go).
+// dial or a slow pod does not delay the others. The transport.Budget of the manager limits their number.
 //
-//	Accept ─┬─ control: hello, then notices        (control.go)
-//	        ├─ ticket: for the proxy port          (ticket.go)
-//	        ├─ TCP:  dial ─ relay                  (tcp.go, relay.go)
-//	        ├─ UDP:  socket ─ datagrams            (udp.go)
-//	        ├─ echo: ICMP socket ─ pings           (echo.go)
-//	        └─ IP:   frames ─ router               (packetstream.go, router.go)
+//	Accept ─┬─ control: hello, then notices  (control.go)
+//	        ├─ ticket: for the proxy port    (ticket.go)
+//	        ├─ TCP, UDP, echo                (package dial)
+//	        └─ IP: packets                   (package router)
 type session struct {
 	server    *Server
 	transport *transport.Session

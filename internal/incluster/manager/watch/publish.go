@@ -40,8 +40,8 @@ type Config struct {
 	Logger     *slog.Logger
 }
 
-// Publisher watches the cluster. It passes changes to the balancer, the filter, the policy and notices. Methods are safe
-// for concurrent use.
+// Publisher watches the cluster. It passes changes to the balancer, the filter, the policy and notices. Methods are
+// safe for concurrent use.
 type Publisher struct {
 	cfg     Config
 	Self    Self // set before run

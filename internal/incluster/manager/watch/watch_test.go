@@ -142,7 +142,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 		c.Next()
 		kube.Set(func() { kube.Denied["watch services"] = true })
 		r.watcher.poked.Raise() // as a watch does that gets 403
-		state := c.Until("VIPs being dialled as they are", func(s *api.ManagerState) bool { return !s.ResolvesVIPs })
+		state := c.Until("VIPs being dialed as they are", func(s *api.ManagerState) bool { return !s.ResolvesVIPs })
 		if want := []string{"watch services"}; !slices.Equal(state.Missing, want) {
 			t.Errorf("missing: %v, want %v", state.Missing, want)
 		}
