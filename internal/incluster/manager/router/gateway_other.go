@@ -11,6 +11,7 @@ import (
 
 // Traffic managers run on Linux. Elsewhere there is no gateway.
 
+// ListenGateways returns errors.ErrUnsupported.
 func ListenGateways(context.Context, string) (net.Listener, error) {
 	return nil, errors.ErrUnsupported
 }
@@ -20,4 +21,5 @@ func (r *Router) serveGateway(_ context.Context, conn net.Conn) error {
 	return errors.ErrUnsupported
 }
 
+// PodRoutes returns no routes.
 func PodRoutes() ([]netip.Prefix, error) { return nil, nil }

@@ -87,6 +87,8 @@ type counts struct {
 // drops is a snapshot of counts.
 type drops struct{ spoofed, malformed, noRoute, prohibited, unwritten, queueDrops uint64 }
 
+// New returns a Router without leases. allows reports whether a packet to dst may leave by the gateway, given the
+// networks of --extra-cidr. The Router calls changed, with its mutex held, when Describe has a new result.
 func New(allows func(netip.AddrPort, []netip.Prefix) bool, changed func(), log *slog.Logger) *Router {
 	r := &Router{log: log, allows: allows, changed: changed, leases: newLeases()}
 	r.alarm.Interval = alarmInterval
