@@ -92,8 +92,8 @@ func New(cfg Config) *Manager {
 	m.dialer = dial.New(m.balancer)
 	m.dialer.Check, m.dialer.CheckHost, m.dialer.Policy = m.filter.Check, m.filter.CheckHost, policy
 	m.dialer.InRange = m.watch.InServiceRange
-	m.sessions = session.New(session.Config{PodName: cfg.PodName, Kube: cfg.Kube, Authorize: cfg.Authorize, Limited: m.limited,
-		Dialer: m.dialer, Router: m.router, Watch: m.watch, Logger: m.log})
+	m.sessions = session.New(session.Config{PodName: cfg.PodName, Kube: cfg.Kube, Authorize: cfg.Authorize,
+		Limited: m.limited, Dialer: m.dialer, Router: m.router, Watch: m.watch, Logger: m.log})
 	return m
 }
 
