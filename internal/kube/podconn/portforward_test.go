@@ -394,7 +394,7 @@ func TestWriteSendsOneFrame(t *testing.T) {
 		case *webSocket:
 			l.w = countWrites{readWriter{l.br, l.w}, &writes}
 		case rawLink:
-			conn.link = rawLink{l.Reader, countWrites{readWriter{l.Reader, l.Writer}, &writes}}
+			conn.link = rawLink{l.Reader, countWrites{readWriter(l), &writes}}
 		}
 		for i, size := range []int{1, 125, 126, 65_535, 65_536, maxData} {
 			if n, err := conn.Write(make([]byte, size)); n != size || err != nil {
