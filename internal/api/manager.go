@@ -130,7 +130,7 @@ type ManagerState struct {
 	// balancer that leads to it. At most MaxDirect. A laptop may reach any of them, or none.
 	Direct []string `json:"direct,omitempty"`
 
-	// NodeServes is what the manager saw when it dialled the API server's ClusterIP as it is, past its own choice of
+	// NodeServes is what the manager saw when it dialed the API server's ClusterIP as it is, past its own choice of
 	// endpoints: a NodeServes constant, or empty if it knows no ClusterIP.
 	NodeServes string `json:"nodeServes,omitempty"`
 

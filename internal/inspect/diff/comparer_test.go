@@ -152,7 +152,7 @@ func TestOnlySafeRequestsAreSent(t *testing.T) {
 	}
 }
 
-// What varies between two answers of the program, or of the workload, is no difference, also of requests before.
+// The comparer ignores places that vary between two answers of the program or of the workload, also in earlier requests.
 func TestVaryingPlacesAreIgnored(t *testing.T) {
 	body := func(id, day, total int) string {
 		return fmt.Sprintf(`{"items":[{"id":%d}],"day":%d,"total":%d}`, id, day, total)
@@ -191,7 +191,7 @@ func TestVaryingPlaceIsIgnoredWithAllBelowIt(t *testing.T) {
 	}
 }
 
-// A program that hangs delays nobody who offers. What it is too slow for is counted.
+// Offer does not block while the program hangs. Exchanges that are dropped are counted.
 func TestSlowProgramDropsExchanges(t *testing.T) {
 	release := make(chan struct{})
 	r := newRig(func(_ int, e *api.Exchange) *api.Exchange {

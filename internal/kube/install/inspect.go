@@ -24,7 +24,6 @@ type Inspection struct {
 	Starting  bool                // Problem says that the manager is not ready yet; Ensure waits for it
 	Lacking   []client.Permission // that the user needs to use it, or to install it
 	Ask       string              // the commands with which an admin lets the user use it
-	Security  string              // the Pod Security level that the namespace enforces; empty: none, or unknown
 }
 
 // Inspect looks for the traffic manager as Ensure does, and changes nothing. It prefers the namespace in which the user
@@ -47,9 +46,6 @@ func Inspect(ctx context.Context, c apiServer, o Options) (Inspection, error) {
 func (e *ensurer) inspect(ctx context.Context, ns string) (Inspection, error) {
 	s := e.survey(ctx, ns)
 	i := Inspection{Namespace: ns, Lacking: s.lacking}
-	if s.namespaceErr == nil {
-		i.Security = s.namespace.Labels[client.PodSecurityLabel]
-	}
 	switch _, p, denied := client.Denial(s.managerErr); {
 	case denied:
 		i.Lacking = append(i.Lacking, p)

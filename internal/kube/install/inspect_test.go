@@ -29,15 +29,15 @@ func TestInspectSeesWhatEnsureWouldUse(t *testing.T) {
 		lacking    string
 		problem    api.ExitCode
 	}{
-		{"ready", "", image, installed("kubevpn", image), Inspection{Namespace: "kubevpn", Installed: true, Pod: "manager-pod", Image: image, Security: "restricted"}, "", 0},
+		{"ready", "", image, installed("kubevpn", image), Inspection{Namespace: "kubevpn", Installed: true, Pod: "manager-pod", Image: image}, "", 0},
 		{"none", "", image, nil, Inspection{Namespace: "kubevpn"}, "", 0},
 		{"none, and no image", "", "", nil, Inspection{Namespace: "kubevpn"}, "", api.ExitInstall},
 		{"in the own namespace", developer, image, installed("team", image), Inspection{Namespace: "team", Installed: true, Pod: "manager-pod", Image: image}, "", 0},
 		{"to be installed there", developer, image, []runtime.Object{team}, Inspection{Namespace: "team"}, "", 0},
-		{"no right to use it", "create:pods/portforward@*", image, installed("kubevpn", image), Inspection{Namespace: "kubevpn", Installed: true, Pod: "manager-pod", Image: image, Security: "restricted"}, "create pods/portforward in namespace kubevpn", 0},
+		{"no right to use it", "create:pods/portforward@*", image, installed("kubevpn", image), Inspection{Namespace: "kubevpn", Installed: true, Pod: "manager-pod", Image: image}, "create pods/portforward in namespace kubevpn", 0},
 		{"no right at all", "*:*@*", image, installed("kubevpn", image), Inspection{Namespace: "kubevpn"}, "get deployments in namespace kubevpn", 0},
-		{"scaled to zero", "", image, scaled, Inspection{Namespace: "kubevpn", Installed: true, Image: image, Security: "restricted"}, "", api.ExitNotReady},
-		{"no pod", "", image, without[*corev1.Pod](installed("kubevpn", image)), Inspection{Namespace: "kubevpn", Installed: true, Image: image, Security: "restricted"}, "", api.ExitNotReady},
+		{"scaled to zero", "", image, scaled, Inspection{Namespace: "kubevpn", Installed: true, Image: image}, "", api.ExitNotReady},
+		{"no pod", "", image, without[*corev1.Pod](installed("kubevpn", image)), Inspection{Namespace: "kubevpn", Installed: true, Image: image}, "", api.ExitNotReady},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(tt.deny, "", tt.objects...)

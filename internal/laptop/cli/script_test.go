@@ -510,7 +510,7 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 		send(api.Event{Step: "Waiting for the pod"})
 		d.note("waiting")
 		io.Copy(io.Discard, r.Body)
-		d.note("cancelled")
+		d.note("canceled")
 		d.mu.Lock()
 		delete(d.connections, id)
 		d.mu.Unlock()
@@ -595,10 +595,10 @@ func fakeSOCKS(ctx context.Context, req api.ConnectRequest, l net.Listener, prog
 	if err := errors.Join(err, paths.MakeStateDir()); err != nil {
 		return err
 	}
-	_, dialled := net.Dial("tcp", l.Addr().String())
+	_, dialed := net.Dial("tcp", l.Addr().String())
 	req.Kubeconfig, req.Credential = nil, nil
 	text, _ := json.Marshal(req)
-	os.WriteFile(filepath.Join(paths.StateDir, "socks.json"), fmt.Appendf(text, " %v", dialled), 0o600)
+	os.WriteFile(filepath.Join(paths.StateDir, "socks.json"), fmt.Appendf(text, " %v", dialed), 0o600)
 	os.WriteFile(filepath.Join(paths.StateDir, "socks"), nil, 0o600)
 	<-ctx.Done()
 	return nil

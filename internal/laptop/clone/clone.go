@@ -296,7 +296,7 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 			there.Annotations[annotationWorkload] != job.Annotations[annotationWorkload]:
 			return nil, taken(there, owner)
 		}
-		if err := c.abandoned(ctx, there); err != nil {
+		if err := c.awaitAbandoned(ctx, there); err != nil {
 			return nil, err
 		}
 		if err := remove(ctx, c.kube, job.Namespace, job.Name, there.UID); err != nil {
@@ -327,9 +327,9 @@ func taken(by *batchv1.Job, owner string) *api.Error {
 		WithHint("Choose another name: --name NAME")
 }
 
-// abandoned waits until it is certain that nobody renews a clone, and fails if somebody does: machines that share a
+// awaitAbandoned waits until it is certain that nobody renews a clone, and fails if somebody does: machines that share a
 // home directory have the same key.
-func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
+func (c *Clone) awaitAbandoned(ctx context.Context, there *batchv1.Job) error {
 	done := c.step("Waiting for an earlier daemon to renew the clone %s", there.Name)
 	now := there
 	for began := time.Now(); !finished(now) && time.Since(began) < aliveTimeout; {

@@ -23,7 +23,8 @@ import (
 // says nothing about the path to the cluster. The larger it is, the fewer packets: 65520 fits one IPv4 packet.
 const mtu = 65520
 
-// steering decides which packets cross the tunnel whole, and which of those that arrive the laptop's kernel receives.
+// steering decides which packets cross the tunnel whole. It also decides which of the packets that arrive reach the
+// laptop's kernel.
 // The value in packetPath.steering never changes: steer replaces it.
 type steering struct {
 	own      []netip.Addr   // the laptop's inner addresses, IPv4 first; written by handshake

@@ -168,7 +168,7 @@ func (m *machine) queries(t *testing.T) {
 	m.run(t, root, "sed -i 12s/false/true/ /etc/kubevpn/helper.yaml")
 }
 
-// outsider shows that another user gets no helper, and is told of sudo, and that nobody in a container gets one.
+// outsider shows that another user gets no helper and a hint to use sudo, and that a process in a container gets none.
 func (m *machine) outsider(t *testing.T) {
 	t.Helper()
 	got := m.start(t, mallory, "hold", ofAlice...).line()

@@ -71,7 +71,8 @@ func (e *end) receive(stream io.Reader, number int) {
 	}), &e.bad)
 }
 
-// newTunnel joins two kernels, 10.9.0.1 and 10.9.0.2, fd09::1 and fd09::2, by streams over a session over TCP.
+// newTunnel connects two network namespaces, 10.9.0.1 and 10.9.0.2, fd09::1 and fd09::2, by packet streams of one session
+// over TCP.
 func newTunnel(tb testing.TB, gso bool) (laptop, manager *end) { return newTunnelThrough(tb, gso, nil) }
 
 func newTunnelThrough(tb testing.TB, gso bool, v *valve) (laptop, manager *end) {

@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// nobody has no capability.
+// nobody is the credential of a process that drops all capabilities.
 var nobody = syscall.Credential{Uid: 65534, Gid: 65534}
 
 // child returns a command that runs a role of this test binary. The role ends with its input, not by Pdeathsig: the
