@@ -66,6 +66,23 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	return load(raw, config, o)
+}
+
+// Load is the function Load in the process that prepared the kubeconfig, which need not parse it again.
+func (p Prepared) Load(o Options) (*Cluster, error) {
+	if p.config == nil {
+		return Load(p.Kubeconfig, o)
+	}
+	raw := p.config.DeepCopy() // the login changes it
+	config, err := restConfig(raw)
+	if err != nil {
+		return nil, err
+	}
+	return load(raw, config, o)
+}
+
+func load(raw *clientcmdapi.Config, config *rest.Config, o Options) (_ *Cluster, err error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -166,12 +183,18 @@ func parse(kubeconfig []byte) (*clientcmdapi.Config, *rest.Config, error) {
 	if err != nil {
 		return nil, nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig%s", kubeconfigFault(err))
 	}
+	config, err := restConfig(raw)
+	return raw, config, err
+}
+
+// restConfig returns client-go's configuration for a kubeconfig with one context.
+func restConfig(raw *clientcmdapi.Config) (*rest.Config, error) {
 	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext, &clientcmd.ConfigOverrides{},
 		nil).ClientConfig()
 	if err != nil {
-		return nil, nil, unusable(err)
+		return nil, unusable(err)
 	}
-	return raw, config, addEnviron(config, raw)
+	return config, addEnviron(config, raw)
 }
 
 func serverURL(config *rest.Config) (*url.URL, error) {

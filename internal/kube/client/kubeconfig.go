@@ -46,6 +46,8 @@ type Prepared struct {
 	Cluster    string // the kubeconfig's name for it
 	Namespace  string
 	Warning    string // for the user, or empty
+
+	config *clientcmdapi.Config // what Kubeconfig contains; nil: Prepare did not make it
 }
 
 // Prepare finds the user's kubeconfig as kubectl does, and makes it self-contained. It only reads files. Errors are
@@ -86,7 +88,7 @@ func Prepare(in Inputs) (Prepared, error) {
 			config.CurrentContext, err)
 	}
 	return Prepared{Kubeconfig: out, Context: config.CurrentContext, Cluster: kctx.Cluster, Namespace: kctx.Namespace,
-		Warning: warning}, nil
+		Warning: warning, config: config}, nil
 }
 
 // load reads the kubeconfig.

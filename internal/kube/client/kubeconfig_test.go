@@ -114,6 +114,11 @@ func TestPrepareResolvesThePlugin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for range 2 { // a login changes its own copy
+		if c, err := p.Load(Options{}); err != nil || !c.HasAccount(p.Kubeconfig) || c.login == nil {
+			t.Fatalf("%+v, %v", c, err)
+		}
+	}
 	e := config.ExecProvider
 	plugin := filepath.Join(dir, "bin/login")
 	if got, want := e.Command+" "+strings.Join(e.Args, " "), plugin+" get-token --cluster far"; got != want {
@@ -317,6 +322,9 @@ users: [{name: dev, user: {token: t}}]
 		t.Errorf("%v", err)
 	}
 
+	if same, err := with.Load(Options{}); err != nil || same.ids != c.ids || !same.HasAccount(with.Kubeconfig) || same.dial.jump == nil {
+		t.Errorf("the process that prepared the kubeconfig has another cluster: %+v, %v", same, err)
+	}
 	in.Environ, in.Jump = environ, Jump{}
 	without, err := Prepare(in)
 	if err != nil || !c.HasAccount(without.Kubeconfig) {

@@ -109,7 +109,7 @@ func (f *Factory) Version(ctx context.Context) (api.Version, error) {
 
 // LoadCluster returns a client of the cluster.
 func (f *Factory) LoadCluster(prepared client.Prepared) (*client.Cluster, error) {
-	return client.Load(prepared.Kubeconfig, client.Options{Logger: f.Log})
+	return prepared.Load(client.Options{Logger: f.Log})
 }
 
 // LoginTerminal returns the terminal on which a credential plugin can ask the user.
