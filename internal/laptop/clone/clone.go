@@ -327,8 +327,8 @@ func taken(by *batchv1.Job, owner string) *api.Error {
 		WithHint("Choose another name: --name NAME")
 }
 
-// awaitAbandoned waits until it is certain that nobody renews a clone, and fails if somebody does: machines that share a
-// home directory have the same key.
+// awaitAbandoned waits until it is certain that nobody renews a clone, and fails if somebody does: machines that share
+// a home directory have the same key.
 func (c *Clone) awaitAbandoned(ctx context.Context, there *batchv1.Job) error {
 	done := c.step("Waiting for an earlier daemon to renew the clone %s", there.Name)
 	now := there
