@@ -31,7 +31,7 @@ func (t laptop) Dial(ctx context.Context, f interceptor.Flow) (net.Conn, error) 
 		if err != nil {
 			return nil, err
 		}
-		return datagrams{p}, nil
+		return datagramConn{p}, nil
 	case "tcp":
 	default:
 		return nil, fmt.Errorf("cannot send %q to a laptop: %w", f.Protocol, errors.ErrUnsupported)
@@ -43,14 +43,14 @@ func (t laptop) Dial(ctx context.Context, f interceptor.Flow) (net.Conn, error) 
 	return s, nil
 }
 
-// datagrams is a flow of datagrams as a net.Conn: one datagram for each Read and Write.
-type datagrams struct{ *transport.Packets }
+// datagramConn is a flow of datagrams as a net.Conn: one datagram for each Read and Write.
+type datagramConn struct{ *transport.Packets }
 
 // Read returns one datagram. Like a socket, it discards the rest of a datagram that is longer than p.
-func (d datagrams) Read(p []byte) (int, error) { return d.ReadPacket(p) }
+func (d datagramConn) Read(p []byte) (int, error) { return d.ReadPacket(p) }
 
 // Write sends one datagram.
-func (d datagrams) Write(p []byte) (int, error) {
+func (d datagramConn) Write(p []byte) (int, error) {
 	if err := d.WritePacket(p); err != nil {
 		return 0, err
 	}
@@ -58,6 +58,6 @@ func (d datagrams) Write(p []byte) (int, error) {
 }
 
 // SetDeadline sets the deadlines of Read and Write.
-func (d datagrams) SetDeadline(t time.Time) error {
+func (d datagramConn) SetDeadline(t time.Time) error {
 	return errors.Join(d.SetReadDeadline(t), d.SetWriteDeadline(t))
 }

@@ -96,17 +96,17 @@ func (c *cluster) resolving() (namespaces []string) {
 	return namespaces
 }
 
-// table returns the table that the watch of a scope writes to.
-func (c *cluster) table(s scope) table {
+// store returns the store that the watch of a scope writes to.
+func (c *cluster) store(s scope) scopeStore {
 	switch s.resource {
 	case services:
-		return tableOf(c, s, c.services, convertService, c.setService)
+		return storeOf(c, s, c.services, convertService, c.setService)
 	case endpointSlices:
-		return tableOf(c, s, c.owner, convertSlice, c.setSlice)
+		return storeOf(c, s, c.owner, convertSlice, c.setSlice)
 	case nodes:
-		return tableOf(c, s, c.nodes, convertNode, c.setNode)
+		return storeOf(c, s, c.nodes, convertNode, c.setNode)
 	default:
-		return tableOf(c, s, c.ranges, func(s *networkingv1.ServiceCIDR) []netip.Prefix {
+		return storeOf(c, s, c.ranges, func(s *networkingv1.ServiceCIDR) []netip.Prefix {
 			return parsePrefixes(s.Spec.CIDRs)
 		}, c.setRange)
 	}

@@ -1,7 +1,7 @@
 // Package watch knows the cluster: its Services and their endpoints, names, networks, nodes and pods, the traffic
 // manager's own pod, and the manager's permissions.
 //
-//	API server ─ watcher ─▶ table ─▶ cluster ──changed──▶ Publisher ─┬─▶ balancer, access.Filter, access.Policy (at once)
+//	API server ─ watcher ─▶ store ─▶ cluster ──changed──▶ Publisher ─┬─▶ balancer, access.Filter, access.Policy (at once)
 //	    ▲                              ▲ │                           └─▶ Notices (at most every 100 ms) ─▶ sessions
 //	    └────────────── podReader ─────┘ │ blocks of pods that nothing proves
 //	                        ▲────────────┘

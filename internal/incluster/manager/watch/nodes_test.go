@@ -16,7 +16,7 @@ func fill(t *testing.T, m *Publisher, nodeList, sliceList []any) {
 	t.Helper()
 	c := m.cluster
 	for r, objects := range map[resource][]any{nodes: nodeList, endpointSlices: sliceList, services: nil} {
-		if err := c.table(scope{resource: r}).Replace(objects, ""); err != nil {
+		if err := c.store(scope{resource: r}).Replace(objects, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -72,27 +72,27 @@ func TestNodesAndTheAPIServerAreNotDialed(t *testing.T) {
 
 	t.Run("changes of the cluster change the filter", func(t *testing.T) {
 		c := m.cluster
-		if err := c.table(scope{resource: endpointSlices}).Delete(managertest.SliceOf("monitoring", "exporter", 9100)); err != nil {
+		if err := c.store(scope{resource: endpointSlices}).Delete(managertest.SliceOf("monitoring", "exporter", 9100)); err != nil {
 			t.Fatal(err)
 		}
 		m.post()
 		if may("192.168.0.1:9100") {
 			t.Error("the filter allows a removed endpoint")
 		}
-		if err := c.table(scope{resource: nodes}).Delete(managertest.NodeAt("b")); err != nil {
+		if err := c.store(scope{resource: nodes}).Delete(managertest.NodeAt("b")); err != nil {
 			t.Fatal(err)
 		}
 		m.post()
 		if !may("192.168.0.2:22") {
 			t.Error("the filter refuses the address of a removed node")
 		}
-		c.table(scope{resource: endpointSlices}).clear()
+		c.store(scope{resource: endpointSlices}).clear()
 		m.post()
 		if may("192.168.0.1:22") {
 			t.Error("without the right to read endpoints any more, the filter forgets the nodes")
 		}
-		c.table(scope{resource: nodes}).clear()
-		fill := c.table(scope{resource: endpointSlices})
+		c.store(scope{resource: nodes}).clear()
+		fill := c.store(scope{resource: endpointSlices})
 		if err := fill.Replace(nil, ""); err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +108,7 @@ func TestNodesAreNotDialedIfSomeNamespacesAreWatched(t *testing.T) {
 	c := newCluster("", "shop", "tools")
 	replace := func(s scope, objects ...any) {
 		t.Helper()
-		if err := c.table(s).Replace(objects, ""); err != nil {
+		if err := c.store(s).Replace(objects, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -130,7 +130,7 @@ func TestNodesAreNotDialedIfSomeNamespacesAreWatched(t *testing.T) {
 	if _, ok := c.hostAddrs().Endpoints[netip.MustParseAddrPort("192.168.0.1:9100")]; !ok {
 		t.Error("the list of namespace tools removed an endpoint in shop")
 	}
-	c.table(scope{endpointSlices, "shop"}).clear()
+	c.store(scope{endpointSlices, "shop"}).clear()
 	if n := len(c.hostAddrs().Endpoints); n != 0 {
 		t.Errorf("%d endpoints remain of a namespace that the manager may no longer watch", n)
 	}

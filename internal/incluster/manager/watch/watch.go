@@ -93,11 +93,11 @@ const (
 // watcher watches the scopes that its permissions allow, and checks missing permissions until it has them. A scope
 // without permission does not affect the others.
 //
-//	            ┌── denied twice: table cleared, listed in missing ◀──┐
+//	            ┌── denied twice: store cleared, listed in missing ◀──┐
 //	ask (SSAR) ─┤                                                     │ ask again
-//	            └── allowed: list, watch, table ──403──▶ poke ────────┘
+//	            └── allowed: list, watch, store ──403──▶ poke ────────┘
 //
-// While the API server does not answer, watches retry and tables keep their objects. An API server that restarts, or
+// While the API server does not answer, watches retry and stores keep their objects. An API server that restarts, or
 // whose authorizer does not answer, denies as well: only a second certain denial, confirmAfter the first, ends a watch.
 type watcher struct {
 	kube    kubernetes.Interface // nil: no API access
@@ -186,7 +186,7 @@ func (w *watcher) follow(ctx context.Context, s scope, running map[scope]func(),
 		stop()
 		delete(running, s)
 		delete(doubted, s)
-		w.cluster.table(s).clear()
+		w.cluster.store(s).clear()
 	}
 }
 
@@ -263,9 +263,9 @@ func (w *watcher) set(denied denials, err error) bool {
 	return len(w.missing) > 0
 }
 
-// watch keeps the table of s up to date until ctx ends.
+// watch keeps the store of s up to date until ctx ends.
 func (w *watcher) watch(ctx context.Context, s scope) {
-	objects := w.cluster.table(s)
+	objects := w.cluster.store(s)
 	reflector := cache.NewReflectorWithOptions(w.listerWatcher(s), kinds[s.resource].object, objects,
 		cache.ReflectorOptions{Name: s.String()})
 	retry := retryFirst

@@ -8,24 +8,24 @@ import (
 	"kubevpn/pkg/datapath/balancer"
 )
 
-// table is the store to which a reflector writes one scope. An informer's store would hold all objects as the API
-// has them; a table passes on the few fields that the cluster keeps.
-type table struct {
+// scopeStore is the store to which a reflector writes one scope. An informer's store would hold all objects as the API
+// has them; a scopeStore passes on the few fields that the cluster keeps.
+type scopeStore struct {
 	c       *cluster
 	scope   scope
 	set     func(name balancer.Name, object any) // adds or replaces an object; nil: removes it
 	discard func()                               // removes all objects of the scope
 }
 
-var _ cache.TransformingStore = table{}
+var _ cache.TransformingStore = scopeStore{}
 
-// tableOf returns a table of objects of type T. convert returns the fields of an object that the cluster keeps, and set
-// stores them; given the zero value, set removes the object. The keys of known are the names of the stored objects, of
-// all scopes. The table calls both functions with c.mu held.
-func tableOf[T, V, E any](c *cluster, s scope, known map[balancer.Name]E, convert func(*T) V,
-	set func(balancer.Name, V)) table {
+// storeOf returns a scopeStore of objects of type T. convert returns the fields of an object that the cluster keeps,
+// and set stores them; given the zero value, set removes the object. The keys of known are the names of the stored
+// objects, of all scopes. It calls both functions with c.mu held.
+func storeOf[T, V, E any](c *cluster, s scope, known map[balancer.Name]E, convert func(*T) V,
+	set func(balancer.Name, V)) scopeStore {
 	var none V
-	return table{c, s, func(name balancer.Name, object any) {
+	return scopeStore{c, s, func(name balancer.Name, object any) {
 		if o, ok := object.(*T); ok {
 			set(name, convert(o))
 		} else {
@@ -40,7 +40,7 @@ func tableOf[T, V, E any](c *cluster, s scope, known map[balancer.Name]E, conver
 	}}
 }
 
-func (t table) update(change func()) {
+func (t scopeStore) update(change func()) {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	change()
@@ -48,7 +48,7 @@ func (t table) update(change func()) {
 }
 
 // Add adds or replaces an object.
-func (t table) Add(object any) error {
+func (t scopeStore) Add(object any) error {
 	name, err := nameOf(object)
 	if err == nil {
 		t.update(func() { t.set(name, object) })
@@ -57,10 +57,10 @@ func (t table) Add(object any) error {
 }
 
 // Update is Add.
-func (t table) Update(object any) error { return t.Add(object) }
+func (t scopeStore) Update(object any) error { return t.Add(object) }
 
 // Delete removes an object.
-func (t table) Delete(object any) error {
+func (t scopeStore) Delete(object any) error {
 	name, err := nameOf(object)
 	if err == nil {
 		t.update(func() { t.set(name, nil) })
@@ -69,7 +69,7 @@ func (t table) Delete(object any) error {
 }
 
 // Replace replaces all objects of the scope. The reflector calls it after each list.
-func (t table) Replace(objects []any, _ string) (err error) {
+func (t scopeStore) Replace(objects []any, _ string) (err error) {
 	t.update(func() {
 		t.discard()
 		for _, o := range objects {
@@ -93,10 +93,10 @@ func nameOf(object any) (balancer.Name, error) {
 }
 
 // Resync does nothing, because the cluster's state follows from the watches alone.
-func (t table) Resync() error { return nil }
+func (t scopeStore) Resync() error { return nil }
 
 // Transformer removes large fields of objects before the reflector collects them for its first Replace.
-func (t table) Transformer() cache.TransformFunc {
+func (t scopeStore) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) {
 		if o, ok := object.(metav1.Object); ok {
 			o.SetManagedFields(nil)
@@ -107,7 +107,7 @@ func (t table) Transformer() cache.TransformFunc {
 }
 
 // clear removes all objects of the scope, because the manager may no longer watch it.
-func (t table) clear() {
+func (t scopeStore) clear() {
 	t.update(func() {
 		t.discard()
 		t.c.synced[t.scope] = false
@@ -116,7 +116,7 @@ func (t table) clear() {
 }
 
 // setAbsent records that the API server does not have the resource, and treats it as an empty list.
-func (t table) setAbsent() {
+func (t scopeStore) setAbsent() {
 	t.update(func() {
 		t.discard()
 		t.c.synced[t.scope] = true
