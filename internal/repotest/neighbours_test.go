@@ -36,7 +36,7 @@ func TestNeighboursWork(t *testing.T) {
 				"KUBEVPN_TEST_GREETS="+managers[test.other], fmt.Sprint("KUBEVPN_TEST_PROTOCOL=", test.protocol))
 		})
 	}
-	for _, pkg := range []string{"incluster/agent", "laptop/intercept", "incluster/manager", "laptop/connection"} { // with the lines of other versions
+	for _, pkg := range []string{"incluster/agent", "laptop/intercept", "incluster/manager/session", "laptop/connection"} { // with the lines of other versions
 		t.Run(path.Base(pkg)+" ahead", func(t *testing.T) { b.run(t, pkg, true, "NeighbouringMinorVersion") })
 	}
 }

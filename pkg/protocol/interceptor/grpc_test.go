@@ -55,13 +55,13 @@ func (s *grpcServer) FullDuplexCall(stream testgrpc.TestService_FullDuplexCallSe
 	}
 }
 
-func serveGRPC(tb testing.TB, name string) (*grpcServer, string) {
+func serveGRPC(tb testing.TB, name string, options ...grpc.ServerOption) (*grpcServer, string) {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s, impl := grpc.NewServer(), &grpcServer{name: name, left: make(chan struct{})}
+	s, impl := grpc.NewServer(options...), &grpcServer{name: name, left: make(chan struct{})}
 	testgrpc.RegisterTestServiceServer(s, impl)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(l) }()
@@ -157,11 +157,19 @@ func TestGRPCReachesItsTarget(t *testing.T) {
 	}
 }
 
-// A server may notice a deadline before its client does. It then resets the stream with CANCEL.
+// A server may notice a deadline before its client does. It then resets the stream with CANCEL. The handler here does not
+// return before: between the end of its context and the reset, grpc-go would send the status CANCELED.
 func TestGRPCDeadlineOfServer(t *testing.T) {
+	answered := make(chan struct{})
+	holds := grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		err := handle(srv, s)
+		<-answered
+		return err
+	})
+	defer close(answered) // before the servers stop
 	message := string(make([]byte, 5)) // a frame without fields
 	for _, sent := range []string{"", message} {
-		_, app := serveGRPC(t, "app")
+		_, app := serveGRPC(t, "app", holds)
 		r := newRig(t, app)
 		out, in := io.Pipe()
 		defer in.Close()
