@@ -166,7 +166,7 @@ func TestGRPCDeadlineOfServer(t *testing.T) {
 		<-answered
 		return err
 	})
-	defer close(answered) // before the servers stop
+	defer close(answered)              // before the servers stop
 	message := string(make([]byte, 5)) // a frame without fields
 	for _, sent := range []string{"", message} {
 		_, app := serveGRPC(t, "app", holds)
