@@ -117,33 +117,36 @@ func (v *visitor) hold(t *testing.T, url string, n int, header ...string) int {
 	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second)
 	heads := make(chan struct{}, n)
 	var requests sync.WaitGroup
-	ask := func() {
+	ask := func() error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 		if err != nil {
-			t.Error(err)
-			return
+			return err
 		}
 		for i := 0; i+1 < len(header); i += 2 {
 			req.Header.Add(header[i], header[i+1])
 		}
 		resp, err := tr.RoundTrip(req)
 		if err != nil {
-			return // after the last head: the client goes
+			return err // after the last head: the client goes
 		}
 		heads <- struct{}{}
 		_, _ = io.Copy(io.Discard, resp.Body) // until the client goes
-		resp.Body.Close()
+		return resp.Body.Close()
 	}
 	got := 0
-	for i := range n {
-		requests.Go(ask)
-		if i == 0 { // the others share its connection
-			select {
-			case <-heads:
-				got++
-			case <-ctx.Done():
-			}
+	requests.Go(func() { // the others share its connection. kube-proxy may not know the pod yet: then again
+		for err := ask(); err != nil && ctx.Err() == nil; err = ask() {
+			t.Logf("%s: %v", url, err)
+			time.Sleep(100 * time.Millisecond)
 		}
+	})
+	select {
+	case <-heads:
+		got++
+	case <-ctx.Done():
+	}
+	for range n - 1 {
+		requests.Go(func() { _ = ask() })
 	}
 	for got < n && ctx.Err() == nil {
 		select {
