@@ -44,6 +44,8 @@ type program struct {
 	ldflags func(source string) (string, error) // beyond the common ones; nil for none
 }
 
+// buildList returns the programs in the order in which they are built. Kubernetes is the first, and etcd and CoreDNS
+// use the versions of its go.mod, so that Go compiles each package that they share once.
 func buildList(kubernetes string) []program {
 	module := ""
 	if kubernetes != "" {
@@ -52,8 +54,9 @@ func buildList(kubernetes string) []program {
 	return []program{
 		{name: "kube", dir: "test/lab/cluster/kube", hint: "Kubernetes' components (about 8 minutes on 2 cores, once)",
 			module: module, ldflags: func(source string) (string, error) { return kubernetesVersion(source, module) }},
-		{name: "etcd", dir: "test/lab/cluster/etcd", hint: "etcd (about half a minute, once)"},
-		{name: "coredns", dir: "test/lab/cluster/coredns", hint: "CoreDNS (about a minute, once)", image: corednsImage},
+		{name: "etcd", dir: "test/lab/cluster/etcd", hint: "etcd (about a quarter of a minute, once)"},
+		{name: "coredns", dir: "test/lab/cluster/coredns", hint: "CoreDNS (about a quarter of a minute, once)",
+			image: corednsImage},
 		{name: "outside", dir: "test/lab/outside", extra: []string{"test/go.mod", "test/go.sum"},
 			hint: "the router's services"},
 		{name: "guest", dir: "test/lab/guest/init", extra: []string{"test/go.mod", "test/go.sum", "test/lab/guest"},
