@@ -277,6 +277,11 @@ func (w *world) secondLaptop(t *testing.T) *laptop {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
+	t.Cleanup(func() { // also of what a script leaves that fails
+		if err := exec.Command("ip", "netns", "del", name).Run(); err != nil {
+			t.Errorf("removing the second laptop: %v", err)
+		}
+	})
 	router := w.Config().Name + "-router"
 	script(`ip netns del %[1]s 2>/dev/null || true; ip netns add %[1]s
 		ip -n %[4]s link add second type veth peer name eth0 netns %[1]s
@@ -284,11 +289,6 @@ func (w *world) secondLaptop(t *testing.T) *laptop {
 		ip -n %[4]s route add %[2]s dev second
 		ip -n %[1]s link set lo up; ip -n %[1]s addr add %[2]s/32 dev eth0; ip -n %[1]s link set eth0 up
 		ip -n %[1]s route add %[3]s dev eth0; ip -n %[1]s route add default via %[3]s`, name, addr, f.Gateway, router)
-	t.Cleanup(func() {
-		if err := exec.Command("ip", "netns", "del", name).Run(); err != nil {
-			t.Errorf("removing the second laptop: %v", err)
-		}
-	})
 	l := w.in("").newLaptop(t, lab.Admin)
 	l.within = []string{"nsenter", "--net=/run/netns/" + name, "--"}
 	return l
