@@ -39,7 +39,7 @@ func connect(ctx context.Context, f *os.File, addr netip.AddrPort) (net.Conn, er
 		return nil, fmt.Errorf("cannot connect: %w", ctx.Err())
 	case err != nil:
 		return nil, err
-	case failed != nil:
+	case failed != nil && failed != unix.EISCONN: // which macOS returns for a connect that has succeeded meanwhile
 		return nil, os.NewSyscallError("connect", failed)
 	}
 	return net.FileConn(f)
