@@ -197,7 +197,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: dev}]
 		text := fmt.Sprint("page ", n)
 		r := dev.clone(t, s, "--headers", mine+"="+me, "--name", "again", "--sync", page(t, text)+":/scratch/site", "--command", "/app")
 		if got, _, err := v.content(service, "/scratch/site/page"); err != nil || got != text {
-			t.Errorf("%q, %v", got, err)
+			t.Errorf("%q, %v, although\n%v", got, err, r)
 		}
 		if i := dev.intercept(t); i.Clone == nil || i.Clone.Host != "again."+s.namespace || len(i.Clone.Notes) > 0 {
 			t.Errorf("%+v\n%v", i.Clone, r)

@@ -444,7 +444,7 @@ func (i *Intercept) interceptFirst(ctx context.Context) (*podIntercept, error) {
 	}
 }
 
-// waitForPod waits until the pod is intercepted, an attempt fails (cause is its error), or the pod no longer exists.
+// waitForPod waits until the pod is intercepted, fails again (cause is its error), or the pod no longer exists.
 func (i *Intercept) waitForPod(ctx context.Context, c *podIntercept) (intercepted bool, cause error) {
 	timeout, warned := firstPodTimeout, false
 	for {
@@ -452,7 +452,7 @@ func (i *Intercept) waitForPod(ctx context.Context, c *podIntercept) (intercepte
 		var waitsForOwn bool
 		err := i.await(bounded, func() bool {
 			waitsForOwn = c.waitsForOwnClaim() && !warned
-			return c.phase == verified || c.failed != nil || i.byUID[c.pod.UID] != c || waitsForOwn
+			return c.phase == verified || c.failsAgain() || i.byUID[c.pod.UID] != c || waitsForOwn
 		})
 		cancel()
 		i.mu.Lock()
@@ -482,7 +482,7 @@ func final(err error) bool {
 	return false
 }
 
-// waitForPods waits until each pod that runs is intercepted or has failed, for a limited time.
+// waitForPods waits until each pod that runs is intercepted or fails again, for a limited time.
 func (i *Intercept) waitForPods(ctx context.Context) error {
 	timeout := beginTimeout
 	if i.rollout != nil {
@@ -496,7 +496,7 @@ func (i *Intercept) waitForPods(ctx context.Context) error {
 		for _, c := range i.byUID {
 			if c.active() {
 				intercepted++
-			} else if (c.runs() || i.rollout != nil) && c.failed == nil { // a rollout ends with the pods that start
+			} else if (c.runs() || i.rollout != nil) && !c.failsAgain() { // a rollout ends with the pods that start
 				settled = false
 			}
 		}

@@ -262,6 +262,26 @@ func TestFailureOfOnePodLeavesOthersIntercepted(t *testing.T) {
 	})
 }
 
+func TestInterceptBeginsAfterTheSecondAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a", "web-b")
+		var once sync.Once
+		w.refused = func(p *corev1.Pod) (err error) {
+			if p.Name == "web-b" {
+				once.Do(func() { err = errors.New("the kubelet restarts") })
+			}
+			return err
+		}
+		i, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeEphemeral})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := all(i, 2)(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestInterceptWaitsForFirstPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

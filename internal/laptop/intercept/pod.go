@@ -74,7 +74,8 @@ type podIntercept struct {
 	allowed  bool        // it may be intercepted before the others
 	pod      *corev1.Pod // the latest version
 	phase    phase
-	failed   error         // the error of the last attempt
+	failed   error         // why it failed last
+	failures int           // how often, since it was intercepted
 	session  *agentSession // to the leader; nil: none
 	linked   sessionState  // the state of session
 	replaced []string      // containers of agents that are ending
@@ -161,6 +162,15 @@ func (c *podIntercept) run(ctx context.Context) {
 	}
 }
 
+// fails records a failure. The caller holds i.mu.
+func (c *podIntercept) fails(err error) { c.failed, c.failures = err, c.failures+1 }
+
+// failsAgain reports whether waiting for the next attempt does not help: one failure may pass, such as that of a node
+// whose kubelet restarts. The caller holds i.mu.
+func (c *podIntercept) failsAgain() bool {
+	return c.failed != nil && (c.failures > 1 || final(c.failed))
+}
+
 // ended records the end of an attempt.
 func (c *podIntercept) ended(err error) {
 	c.i.set(func() {
@@ -171,7 +181,8 @@ func (c *podIntercept) ended(err error) {
 		case errors.Is(err, client.ErrPodGone):
 			c.failed, c.phase = nil, gone
 		default:
-			c.failed, c.phase = err, waiting
+			c.fails(err)
+			c.phase = waiting
 		}
 	})
 }
@@ -337,7 +348,7 @@ func (c *podIntercept) followLog(ctx context.Context, agent podAgent, f func(api
 			c.i.log.Debug("agent log", "pod", c.name, "line", line)
 		case info.Error != nil: // the agent retries, or ends
 			reported = fmt.Errorf("the agent in pod %s: %w", c.name, info.Error)
-			c.i.set(func() { c.failed = reported })
+			c.i.set(func() { c.fails(reported) })
 		default:
 			f(info)
 		}
@@ -451,14 +462,14 @@ func (c *podIntercept) address(port uint16) (netip.AddrPort, error) {
 // claim; else nil. The caller holds i.mu.
 func (c *podIntercept) applyLinkState(rejection *api.Error) {
 	if c.active() {
-		c.failed = nil
+		c.failed, c.failures = nil, 0
 	}
 	// The session claims again after a rejection. The agent reports its claims separately, possibly after its answer.
 	switch {
 	case rejection != nil && rejection.Code == api.ExitLost && c.i.rollout == nil:
 		c.phase = replacing
 	case rejection != nil && c.linked.state != nil && !c.waitsForOwnClaim():
-		c.failed = rejection
+		c.fails(rejection)
 	}
 	if c.linked.reset != nil {
 		c.i.fail(c.linked.reset)
@@ -496,7 +507,7 @@ func (c *podIntercept) verify(ctx context.Context) error {
 	}
 	c.i.set(func() {
 		if c.phase != replacing {
-			c.phase, c.failed = verified, nil
+			c.phase, c.failed, c.failures = verified, nil, 0
 		}
 	})
 	return nil

@@ -311,7 +311,7 @@ func (a *app) via(w http.ResponseWriter, r *http.Request) {
 func (a *app) file(w http.ResponseWriter, r *http.Request) {
 	text, err := os.ReadFile(r.URL.Query().Get("path"))
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusNotFound)
+		http.Error(w, a.name+": "+err.Error(), http.StatusNotFound)
 		return
 	}
 	w.Header().Set("X-Began", a.began.Format(time.RFC3339Nano))
