@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -71,18 +72,37 @@ func httpClient(paths config.Paths, closed func()) *http.Client {
 		if err != nil {
 			return nil, err
 		}
-		return closingConn{conn, closed}, nil
+		return &answeredConn{Conn: conn, closed: closed}, nil
 	}
 	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 }
 
-// closingConn is a conn that calls closed when it is closed.
-type closingConn struct {
+// answeredConn is a conn whose end the reads report, and not the writes: a daemon that has answered may close it before
+// the client has sent the end of the request, and net/http would return the error of that write instead of the answer.
+type answeredConn struct {
 	net.Conn
-	closed func()
+	closed func() // called by Close
+	broken atomic.Bool
 }
 
-func (c closingConn) Close() error {
+func (c *answeredConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if errors.Is(err, syscall.EPIPE) {
+		c.broken.Store(true)
+		return len(p), nil
+	}
+	return n, err
+}
+
+func (c *answeredConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err == io.EOF && c.broken.Load() {
+		err = syscall.EPIPE
+	}
+	return n, err
+}
+
+func (c *answeredConn) Close() error {
 	c.closed()
 	return c.Conn.Close()
 }

@@ -109,6 +109,33 @@ func TestInterruptedRequestReturnsTheInterrupt(t *testing.T) {
 	}
 }
 
+// A daemon that rejects a request closes the conn, perhaps before the client has sent the end of the body.
+func TestAnswerCountsAlsoIfTheRequestIsNotSentWhole(t *testing.T) {
+	for _, answer := range []string{"the answer", ""} {
+		paths, listener := listenAsDaemon(t)
+		defer listener.Close()
+		conn, err := httpClient(paths, func() {}).Transport.(*http.Transport).DialContext(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		daemon, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = io.WriteString(daemon, answer)
+		if err := errors.Join(err, daemon.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.WriteString(conn, "rest"); n != 4 || err != nil {
+			t.Errorf("write: %d, %v", n, err)
+		}
+		if got, err := io.ReadAll(conn); string(got) != answer || !errors.Is(err, unix.EPIPE) {
+			t.Errorf("read %q, %v; want %q and the end of the daemon", got, err, answer)
+		}
+	}
+}
+
 // The body of an attached request ends with the command. The daemon's death must not wait for that.
 func TestAttachedRequestFailsWhenTheDaemonDies(t *testing.T) {
 	paths, listener := listenAsDaemon(t)
