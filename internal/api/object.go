@@ -25,7 +25,6 @@ const (
 	KindSettingList     = "SettingList"
 	KindHelperService   = "HelperService"
 	KindReport          = "Report"
-	KindExplanation     = "Explanation"
 	KindFlowList        = "FlowList"
 	KindDiagnosis       = "Diagnosis"
 	KindRecord          = "Record"

@@ -26,7 +26,7 @@ import (
 // fault is a finding of `kubevpn doctor` that a planted fault must cause.
 type fault struct {
 	name  string // of the check
-	state api.FindingState
+	state api.Verdict
 	code  api.ExitCode
 	cause string // a regular expression
 	fix   string // a regular expression
@@ -44,7 +44,7 @@ func (l *laptop) diagnose(t *testing.T, command ...string) map[string]api.Findin
 	findings, code := map[string]api.Finding{}, api.ExitOK
 	for _, f := range d.Findings {
 		findings[f.Name] = f
-		faulty := f.State == api.FindingFailed || f.State == api.FindingWarning
+		faulty := f.Verdict == api.VerdictFailed || f.Verdict == api.VerdictWarning
 		if faulty != (f.Cause != "" && f.Effect != "" && f.Fix != "" && f.Seen == "") || trace.MatchString(f.Cause+f.Fix) {
 			t.Errorf("the finding is incomplete: %+v", f)
 		}
@@ -68,14 +68,14 @@ func only(t *testing.T, findings map[string]api.Finding, faults ...fault) {
 	t.Helper()
 	for _, want := range faults {
 		got := findings[want.name]
-		if got.State != want.state || got.Code != want.code || !regexp.MustCompile(want.cause).MatchString(got.Cause) ||
+		if got.Verdict != want.state || got.Code != want.code || !regexp.MustCompile(want.cause).MatchString(got.Cause) ||
 			!regexp.MustCompile(want.fix).MatchString(got.Fix) {
 			t.Errorf("want %+v, got %+v", want, got)
 		}
 		delete(findings, want.name)
 	}
 	for _, f := range findings {
-		if f.State == api.FindingFailed || f.State == api.FindingWarning {
+		if f.Verdict == api.VerdictFailed || f.Verdict == api.VerdictWarning {
 			t.Errorf("a false finding: %+v", f)
 		}
 	}
@@ -85,7 +85,7 @@ func only(t *testing.T, findings map[string]api.Finding, faults ...fault) {
 func (l *laptop) managerStarted(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, time.Minute, func() error {
-		if f := l.doctor(t)["manager"]; f.State != api.FindingOK {
+		if f := l.doctor(t)["manager"]; f.Verdict != api.VerdictOK {
 			return fmt.Errorf("%+v", f)
 		}
 		return nil
@@ -107,7 +107,7 @@ func doctorSuite(t *testing.T, w *world) {
 		"manager": "kubevpn/kubevpn-traffic-manager-", "version": "as this program", "upgrades": "by SPDY and by WebSocket",
 		"port-forward": "^round trip .* ms$", "api-proxy": "^round trip .* ms$", "overlap": "10.96.0.0/",
 	} {
-		if f := healthy[name]; f.State != api.FindingOK || !regexp.MustCompile(seen).MatchString(f.Seen) {
+		if f := healthy[name]; f.Verdict != api.VerdictOK || !regexp.MustCompile(seen).MatchString(f.Seen) {
 			t.Errorf("%s: want %q: %+v", name, seen, f)
 		}
 	}
@@ -149,10 +149,10 @@ func doctorKubeconfig(t *testing.T, l *laptop) {
 		l                *laptop
 		fault
 	}{
-		{"none", "", &none, fault{"kubeconfig", api.FindingFailed, api.ExitKubeconfig, "no kubeconfig", "KUBECONFIG=FILE"}},
-		{"expired_token", token(l.expiredToken(t)), l, fault{"credentials", api.FindingFailed, api.ExitCredentials, "token of the kubeconfig expired (1h|60m)", "kubectl auth whoami"}},
-		{"unknown_token", token("nobody-knows-me"), l, fault{"answer", api.FindingFailed, api.ExitCredentials, "rejects the kubeconfig's credentials", "Log in again"}},
-		{"plugin_fails", l.withPlugin(t, "failing-login", "echo 'session over' >&2; exit 3\n"), l, fault{"credentials", api.FindingFailed, api.ExitExecPlugin, "failing-login failed with exit code 3: session over", "failing-login"}},
+		{"none", "", &none, fault{"kubeconfig", api.VerdictFailed, api.ExitKubeconfig, "no kubeconfig", "KUBECONFIG=FILE"}},
+		{"expired_token", token(l.expiredToken(t)), l, fault{"credentials", api.VerdictFailed, api.ExitCredentials, "token of the kubeconfig expired (1h|60m)", "kubectl auth whoami"}},
+		{"unknown_token", token("nobody-knows-me"), l, fault{"answer", api.VerdictFailed, api.ExitCredentials, "rejects the kubeconfig's credentials", "Log in again"}},
+		{"plugin_fails", l.withPlugin(t, "failing-login", "echo 'session over' >&2; exit 3\n"), l, fault{"credentials", api.VerdictFailed, api.ExitExecPlugin, "failing-login failed with exit code 3: session over", "failing-login"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -179,7 +179,7 @@ func (l *laptop) withPlugin(t *testing.T, name, script string) string {
 }
 
 func doctorHangingPlugin(t *testing.T, l *laptop) {
-	only(t, l.doctor(t, "--kubeconfig", l.withPlugin(t, "hanging-login", "sleep 600\n")), fault{"credentials", api.FindingFailed,
+	only(t, l.doctor(t, "--kubeconfig", l.withPlugin(t, "hanging-login", "sleep 600\n")), fault{"credentials", api.VerdictFailed,
 		api.ExitExecPlugin, "hanging-login did not answer within 10s and was killed", "hanging-login"})
 }
 
@@ -191,7 +191,7 @@ func doctorAPIServer(t *testing.T, l *laptop) {
 		return l.variant(t, func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = url })
 	}
 	fails := func(name, cause, fix string) fault {
-		return fault{name, api.FindingFailed, api.ExitUnreachable, cause, fix}
+		return fault{name, api.VerdictFailed, api.ExitUnreachable, cause, fix}
 	}
 	limit := []string{"--request-timeout", "2s"}
 	t.Run("refuses", func(t *testing.T) {
@@ -232,13 +232,13 @@ func doctorAPIServer(t *testing.T, l *laptop) {
 		})
 		f := l.doctor(t, "--kubeconfig", kubeconfig)
 		for _, name := range []string{"api-proxy"} { // another upgrade that the proxy does not know
-			if f[name].State != api.FindingWarning {
+			if f[name].Verdict != api.VerdictWarning {
 				t.Errorf("%+v", f[name])
 			}
 			delete(f, name)
 		}
-		only(t, f, fault{"upgrades", api.FindingWarning, 0, "blocks SPDY", "Upgrade: SPDY"},
-			fault{"clock", api.FindingWarning, 0, `this machine's clock is (24h|23h59m5\ds).* ahead of that of the API server`, "timedatectl"})
+		only(t, f, fault{"upgrades", api.VerdictWarning, 0, "blocks SPDY", "Upgrade: SPDY"},
+			fault{"clock", api.VerdictWarning, 0, `this machine's clock is (24h|23h59m5\ds).* ahead of that of the API server`, "timedatectl"})
 	})
 }
 
@@ -247,10 +247,10 @@ func doctorRights(t *testing.T, w *world, l *laptop) {
 	w.apply(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: doctor-powerless, namespace: default}\n")
 	token := w.kubectl(t, "create", "token", "doctor-powerless")
 	kubeconfig := l.variant(t, func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) { *u = clientcmdapi.AuthInfo{Token: token} })
-	only(t, l.doctor(t, "--kubeconfig", kubeconfig), fault{"manager", api.FindingFailed, api.ExitPermission,
+	only(t, l.doctor(t, "--kubeconfig", kubeconfig), fault{"manager", api.VerdictFailed, api.ExitPermission,
 		"you may not .* the traffic manager in the namespace kubevpn: .*create pods/portforward", "(?s)kubevpn install.*--serviceaccount=default:doctor-powerless"})
 	dev := w.newUser(t, lab.Developer)
-	if f := dev.doctor(t); f["manager"].State == api.FindingFailed {
+	if f := dev.doctor(t); f["manager"].Verdict == api.VerdictFailed {
 		t.Errorf("a developer may install a manager in their namespace: %+v", f["manager"])
 	}
 	if out := dev.must(t, "kubevpn", "doctor"); !strings.Contains(out, "no   give it its rights") {
@@ -263,7 +263,7 @@ func doctorMachine(t *testing.T, l *laptop) {
 	hidden := func(hide string) []string {
 		return []string{"unshare", "-m", "sh", "-c", hide + ` && exec "$0" doctor -o json`, l.program}
 	}
-	noTUN := fault{"device", api.FindingFailed, api.ExitNoTUN, "/dev/net/tun", "modprobe tun|--device /dev/net/tun"}
+	noTUN := fault{"device", api.VerdictFailed, api.ExitNoTUN, "/dev/net/tun", "modprobe tun|--device /dev/net/tun"}
 	t.Run("no_device", func(t *testing.T) { only(t, l.diagnose(t, hidden("mount -t tmpfs none /dev/net")...), noTUN) })
 	t.Run("another_device", func(t *testing.T) {
 		only(t, l.diagnose(t, hidden("mount --bind /dev/null /dev/net/tun")...), noTUN)
@@ -273,18 +273,18 @@ func doctorMachine(t *testing.T, l *laptop) {
 			t.Fatal(err)
 		}
 		only(t, l.diagnose(t, hidden("mount -t tmpfs -o size=1m none "+l.home+"/state")...),
-			fault{"storage", api.FindingFailed, api.ExitDaemon, "has only .* of free space", "XDG_STATE_HOME"})
+			fault{"storage", api.VerdictFailed, api.ExitDaemon, "has only .* of free space", "XDG_STATE_HOME"})
 	})
 	t.Run("root_without_rights", func(t *testing.T) {
 		f := l.diagnose(t, "setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", "--", l.program, "doctor", "-o", "json")
-		only(t, f, fault{"root helper", api.FindingFailed, api.ExitNetwork, "NET_ADMIN", "cap-add NET_ADMIN"})
+		only(t, f, fault{"root helper", api.VerdictFailed, api.ExitNetwork, "NET_ADMIN", "cap-add NET_ADMIN"})
 	})
 	t.Run("few_ports", func(t *testing.T) {
 		const setting = "net.ipv4.ip_local_port_range"
 		was := l.must(t, "sysctl", "-n", setting)
 		l.must(t, "sysctl", "-qw", setting+"=40000 40199")
 		defer l.must(t, "sysctl", "-qw", setting+"="+was)
-		only(t, l.doctor(t), fault{"ports", api.FindingWarning, 0, "only 200 local ports", "sysctl " + setting})
+		only(t, l.doctor(t), fault{"ports", api.VerdictWarning, 0, "only 200 local ports", "sysctl " + setting})
 	})
 }
 
@@ -299,7 +299,7 @@ func doctorNetworks(t *testing.T, w *world, l *laptop) {
 			l.must(t, "ip", "link", "set", link, "up")
 		}
 		l.must(t, "ip", "addr", "add", netip.PrefixFrom(at(pods, 129), 25).String(), "dev", "office0")
-		only(t, l.doctor(t), fault{"overlap", api.FindingFailed, api.ExitOverlap, "overlaps .*" + half.String() + " of office0",
+		only(t, l.doctor(t), fault{"overlap", api.VerdictFailed, api.ExitOverlap, "overlaps .*" + half.String() + " of office0",
 			"^kubevpn connect --exclude-cidr " + half.String()})
 		only(t, l.doctor(t, "--exclude-cidr", half.String()))
 	})
@@ -307,7 +307,7 @@ func doctorNetworks(t *testing.T, w *world, l *laptop) {
 		v := l.newOtherVPN(t)
 		down := v.up(t, otherRoutes, otherRoutesUndo)
 		defer down()
-		only(t, l.doctor(t), fault{"other VPNs", api.FindingWarning, 0, `takes all traffic of this machine: office0 \(tun\)`, "ip link set office0 down"})
+		only(t, l.doctor(t), fault{"other VPNs", api.VerdictWarning, 0, `takes all traffic of this machine: office0 \(tun\)`, "ip link set office0 down"})
 	})
 }
 
@@ -331,11 +331,11 @@ func doctorNames(t *testing.T, w *world) {
 	}
 	t.Run("nameserver_of_a_VPN_that_ended", func(t *testing.T) {
 		write(t, "nameserver 127.0.0.9\n")
-		only(t, l.doctor(t), fault{"nameservers", api.FindingFailed, api.ExitNetwork, `127.0.0.9 \(connection refused\)`, "resolvectl"})
+		only(t, l.doctor(t), fault{"nameservers", api.VerdictFailed, api.ExitNetwork, `127.0.0.9 \(connection refused\)`, "resolvectl"})
 	})
 	t.Run("edit_of_a_killed_kubevpn", func(t *testing.T) {
 		write(t, "# Edited by kubevpn, which puts the original back when it ends.\n"+string(good))
-		only(t, l.doctor(t), fault{"resolver", api.FindingWarning, 0, "still has the edit of a kubevpn", "kubevpn connect"})
+		only(t, l.doctor(t), fault{"resolver", api.VerdictWarning, 0, "still has the edit of a kubevpn", "kubevpn connect"})
 	})
 	t.Run("two_programs_fight", func(t *testing.T) {
 		stop, stopped := make(chan struct{}), make(chan struct{})
@@ -354,7 +354,7 @@ func doctorNames(t *testing.T, w *world) {
 			}
 		}()
 		defer func() { close(stop); <-stopped }()
-		only(t, l.doctor(t), fault{"resolver", api.FindingWarning, 0, "NetworkManager keeps changing /etc/resolv.conf", "lsof"})
+		only(t, l.doctor(t), fault{"resolver", api.VerdictWarning, 0, "NetworkManager keeps changing /etc/resolv.conf", "lsof"})
 	})
 	write(t, string(good))
 }
@@ -382,7 +382,7 @@ func doctorManager(t *testing.T, w *world, l *laptop) {
 		if err := os.WriteFile(other.program, bytes.ReplaceAll(program, version, append([]byte("9"), version[1:]...)), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		only(t, other.doctor(t), fault{"version", api.FindingWarning, 0, "the traffic manager is kubevpn " + regexp.QuoteMeta(string(version)), "kubevpn connect --upgrade"})
+		only(t, other.doctor(t), fault{"version", api.VerdictWarning, 0, "the traffic manager is kubevpn " + regexp.QuoteMeta(string(version)), "kubevpn connect --upgrade"})
 	})
 	t.Run("without_rights", func(t *testing.T) {
 		w.kubectl(t, "delete", "clusterrolebinding", "kubevpn-traffic-manager-kubevpn", "--ignore-not-found")
@@ -390,7 +390,7 @@ func doctorManager(t *testing.T, w *world, l *laptop) {
 		w.kubectl(t, "-n", "kubevpn", "rollout", "status", "deployment/kubevpn-traffic-manager", "--timeout=60s")
 		testenv.Eventually(t, soon, func() error { // the old pod may still end
 			f := l.doctor(t)["its rights"]
-			if f.State != api.FindingWarning || !strings.Contains(f.Cause, "may not list services") {
+			if f.Verdict != api.VerdictWarning || !strings.Contains(f.Cause, "may not list services") {
 				return fmt.Errorf("%+v", f)
 			}
 			return nil
@@ -398,14 +398,14 @@ func doctorManager(t *testing.T, w *world, l *laptop) {
 	})
 	t.Run("scaled_to_zero", func(t *testing.T) {
 		w.kubectl(t, "-n", "kubevpn", "scale", "deployment/kubevpn-traffic-manager", "--replicas=0")
-		only(t, l.doctor(t), fault{"manager", api.FindingFailed, api.ExitNotReady, "scaled to zero", "kubectl -n kubevpn scale deployment"})
+		only(t, l.doctor(t), fault{"manager", api.VerdictFailed, api.ExitNotReady, "scaled to zero", "kubectl -n kubevpn scale deployment"})
 	})
 	t.Run("image_that_nobody_has", func(t *testing.T) {
 		w.kubectl(t, "-n", "kubevpn", "set", "image", "deployment/kubevpn-traffic-manager", "*=docker.io/kubevpn/nosuch:1")
 		w.kubectl(t, "-n", "kubevpn", "scale", "deployment/kubevpn-traffic-manager", "--replicas=1")
 		testenv.Eventually(t, time.Minute, func() error {
 			f := l.doctor(t)["manager"]
-			if f.State != api.FindingFailed || f.Code != api.ExitImagePull || !strings.Contains(f.Fix, "--image") {
+			if f.Verdict != api.VerdictFailed || f.Code != api.ExitImagePull || !strings.Contains(f.Fix, "--image") {
 				return fmt.Errorf("%+v", f)
 			}
 			return nil
@@ -417,5 +417,5 @@ func doctorManager(t *testing.T, w *world, l *laptop) {
 func doctorNoProxySuite(t *testing.T, w *world) {
 	l := w.newUser(t, lab.Admin)
 	l.managerStarted(t)
-	only(t, l.doctor(t), fault{"kube-proxy", api.FindingWarning, 0, "no kube-proxy serves ClusterIPs", "--netstack gvisor"})
+	only(t, l.doctor(t), fault{"kube-proxy", api.VerdictWarning, 0, "no kube-proxy serves ClusterIPs", "--netstack gvisor"})
 }

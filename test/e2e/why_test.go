@@ -137,10 +137,10 @@ type why struct {
 }
 
 // ask runs `kubevpn why` and returns its output.
-func (y *why) ask(t *testing.T, args ...string) (api.Explanation, result) {
+func (y *why) ask(t *testing.T, args ...string) (api.Diagnosis, result) {
 	t.Helper()
 	r := y.run(t, append([]string{"kubevpn", "why", "-o", "json"}, args...)...)
-	var e api.Explanation
+	var e api.Diagnosis
 	if err := json.Unmarshal([]byte(r.stdout), &e); err != nil {
 		t.Fatalf("%v: %v", err, r)
 	}
@@ -153,22 +153,22 @@ func (y *why) finds(t *testing.T, code api.ExitCode, message string, args ...str
 	testenv.Eventually(t, time.Minute, func() error { // the cluster follows a change a moment later
 		e, r := y.ask(t, args...)
 		switch {
-		case r.code != int(code), code == 0 != (e.Error == nil), e.Error != nil && e.Error.Code != code:
+		case r.code != int(code), code == 0 != (e.Failed() == nil), e.Failed() != nil && e.Failed().Code != code:
 			return fmt.Errorf("want exit code %d: %v", code, r)
-		case e.Error != nil && !strings.Contains(e.Error.Message, message):
+		case e.Failed() != nil && !strings.Contains(e.Failed().Cause, message):
 			return fmt.Errorf("want %q: %v", message, r)
 		}
 		return nil
 	})
 }
 
-// hop returns a hop of an explanation.
-func hop(e api.Explanation, name string) api.Hop {
-	n := slices.IndexFunc(e.Hops, func(h api.Hop) bool { return h.Name == name })
+// hop returns the finding about a hop.
+func hop(d api.Diagnosis, name string) api.Finding {
+	n := slices.IndexFunc(d.Findings, func(f api.Finding) bool { return f.Name == name })
 	if n < 0 {
-		return api.Hop{}
+		return api.Finding{}
 	}
-	return e.Hops[n]
+	return d.Findings[n]
 }
 
 // whySuite plants causes for lost requests, and look-alikes that cause nothing.
@@ -194,16 +194,16 @@ func whySuite(t *testing.T, w *world) {
 func (y *why) healthy(t *testing.T) {
 	y.finds(t, 0, "", y.url)
 	e, _ := y.ask(t, y.url, "-X", "HEAD")
-	for _, h := range e.Hops {
-		if h.Verdict != api.HopOK && h.Name != api.HopAgent && h.Name != api.HopProgram {
+	for _, h := range e.Findings {
+		if h.Verdict != api.VerdictOK && h.Name != "agent" && h.Name != "program" {
 			t.Errorf("%+v", h)
 		}
 	}
-	if e.Status != 200 || e.Method != "HEAD" || !strings.Contains(hop(e, api.HopBalancer).Seen, "2 of 2 endpoints are ready") {
+	if e.Status != 200 || e.Findings[0].Section != "HEAD "+y.url || !strings.Contains(hop(e, "balancer").Seen, "2 of 2 endpoints are ready") {
 		t.Errorf("%+v", e)
 	}
 	text := y.must(t, "kubevpn", "why", y.url, "-H", "x-user: me")
-	for _, want := range []string{"GET " + y.url, "HOP", "route", "kubevpn0", "200 OK"} {
+	for _, want := range []string{"GET " + y.url, "route", "kubevpn0", "200 OK"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q:\n%s", want, text)
 		}
@@ -235,7 +235,7 @@ func (y *why) services(t *testing.T) {
 		defer y.kubectl(t, "-n", y.shop.namespace, "label", "pod", "unready", "app=unready", "--overwrite")
 		testenv.Eventually(t, time.Minute, func() error {
 			e, r := y.ask(t, y.url)
-			if b := hop(e, api.HopBalancer); r.code != 0 || !strings.Contains(b.Seen, "2 of 3") || !strings.Contains(strings.Join(b.Notes, "\n"), "pod unready is not ready") {
+			if b := hop(e, "balancer"); r.code != 0 || !strings.Contains(b.Seen, "2 of 3") || !strings.Contains(strings.Join(b.Notes, "\n"), "pod unready is not ready") {
 				return fmt.Errorf("%v", r)
 			}
 			return nil
@@ -253,7 +253,7 @@ spec: {podSelector: {matchLabels: {app: shop}}, policyTypes: [Ingress], ingress:
 `)
 	t.Run("not_enforced_is_no_cause", func(t *testing.T) {
 		testenv.Eventually(t, time.Minute, func() error {
-			if e, r := y.ask(t, y.url); r.code != 0 || hop(e, api.HopPolicy).Verdict != api.HopNote {
+			if e, r := y.ask(t, y.url); r.code != 0 || hop(e, "policy").Verdict != api.VerdictWarning {
 				return fmt.Errorf("%v", r)
 			}
 			return nil
@@ -272,7 +272,7 @@ spec: {podSelector: {matchLabels: {app: shop}}, policyTypes: [Ingress], ingress:
 	y.finds(t, api.ExitNetworkPolicy, "NetworkPolicy guard blocks connections from the traffic manager's pod", y.url)
 }
 
-// rights checks that facts that the user may not read are reported as unknown.
+// rights checks that facts that the user may not read are skipped.
 func (y *why) rights(t *testing.T) {
 	y.apply(t, `
 apiVersion: rbac.authorization.k8s.io/v1
@@ -288,8 +288,8 @@ subjects: [{kind: User, name: why-reader, apiGroup: rbac.authorization.k8s.io}]
 `)
 	testenv.Eventually(t, time.Minute, func() error {
 		e, r := y.ask(t, y.url, "--as", "why-reader")
-		b, p := hop(e, api.HopBalancer), hop(e, api.HopPolicy)
-		if r.code != 0 || b.Verdict != api.HopUnknown || p.Verdict == api.HopOK || !strings.Contains(b.Seen, "you may not list endpointslices") {
+		b, p := hop(e, "balancer"), hop(e, "policy")
+		if r.code != 0 || b.Verdict != api.VerdictSkipped || p.Verdict == api.VerdictOK || !strings.Contains(b.Seen, "you may not list endpointslices") {
 			return fmt.Errorf("%v", r)
 		}
 		return nil
@@ -357,7 +357,7 @@ spec: {podSelector: {}, policyTypes: [Egress], egress: [{ports: [{port: 53, prot
 	t.Run("mesh_that_passes_it_on_is_no_cause", func(t *testing.T) {
 		defer redirect("8080")()
 		y.finds(t, 0, "", from...)
-		if e, _ := y.ask(t, from...); !strings.Contains(hop(e, api.HopRoute).Seen, "port 8080 of the pod itself takes it") {
+		if e, _ := y.ask(t, from...); !strings.Contains(hop(e, "route").Cause, "port 8080 of the pod itself takes it") {
 			t.Errorf("%+v", e)
 		}
 	})
@@ -403,13 +403,13 @@ func (y *why) intercepts(t *testing.T) {
 	t.Run("request_arrives", func(t *testing.T) {
 		y.finds(t, 0, "", y.url, "-H", header)
 		e, _ := y.ask(t, y.url, "-H", header)
-		if hop(e, api.HopAgent).Verdict != api.HopOK || hop(e, api.HopProgram).Verdict != api.HopOK {
+		if hop(e, "agent").Verdict != api.VerdictOK || hop(e, "program").Verdict != api.VerdictOK {
 			t.Errorf("%+v", e)
 		}
 	})
 	t.Run("request_for_the_application_is_no_cause", func(t *testing.T) {
 		e, r := y.ask(t, y.url)
-		if a := hop(e, api.HopAgent); r.code != 0 || a.Verdict != api.HopOK || !strings.Contains(strings.Join(a.Notes, "\n"), "header x-user is absent") {
+		if a := hop(e, "agent"); r.code != 0 || a.Verdict != api.VerdictOK || !strings.Contains(strings.Join(a.Notes, "\n"), "header x-user is absent") {
 			t.Errorf("%v", r)
 		}
 	})

@@ -100,12 +100,12 @@ func exchange(n int) api.Exchange {
 func diagnosis() api.Diagnosis {
 	return api.Diagnosis{
 		Findings: []api.Finding{
-			{Section: "This machine", Name: "kernel", State: api.FindingOK, Seen: "Linux 6.12"},
-			{Section: "This machine", Name: "device", State: api.FindingFailed, Cause: "/dev/net/tun does not exist",
+			{Section: "This machine", Name: "kernel", Verdict: api.VerdictOK, Seen: "Linux 6.12"},
+			{Section: "This machine", Name: "device", Verdict: api.VerdictFailed, Cause: "/dev/net/tun does not exist",
 				Effect: "connect cannot create its network device", Fix: "sudo modprobe tun", Code: api.ExitPrivilege},
-			{Section: "API server", Name: "clock", State: api.FindingWarning, Cause: "the clocks differ by 42 s", Effect: "tokens may seem expired",
+			{Section: "API server", Name: "clock", Verdict: api.VerdictWarning, Cause: "the clocks differ by 42 s", Effect: "tokens may seem expired",
 				Fix: "timedatectl set-ntp true"},
-			{Section: "Cluster", Name: "networks", State: api.FindingSkipped, Seen: `the check "answer" failed`},
+			{Section: "Cluster", Name: "networks", Verdict: api.VerdictSkipped, Seen: `the check "answer" failed`},
 		},
 		Rights: []api.Right{{Gives: "connect", Needs: []string{"create pods/portforward"}, Allowed: true},
 			{Gives: "proxy without a restart", Needs: []string{"patch pods/ephemeralcontainers"}, Missing: []string{"patch pods/ephemeralcontainers"}}},

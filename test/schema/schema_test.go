@@ -37,12 +37,11 @@ func objects() map[string]any {
 		api.KindIntercept: api.Intercept{}, api.KindInterceptList: api.InterceptList{}, api.KindVersion: api.Version{},
 		api.KindWorkloadList: api.WorkloadList{}, api.KindSettingList: api.SettingList{},
 		api.KindTrustedClusters: map[string]config.Trusted{}, api.KindHelperService: api.HelperService{},
-		api.KindExplanation: api.Explanation{},
-		api.KindFlowList:    api.FlowList{},
-		api.KindDiagnosis:   api.Diagnosis{},
-		api.KindRecord:      api.Record{},
-		api.KindDiff:        api.Diff{},
-		api.KindReport:      api.Report{}, api.KindDNSQueryList: api.DNSQueryList{}, api.KindDNSQuery: api.DNSQuery{},
+		api.KindFlowList:  api.FlowList{},
+		api.KindDiagnosis: api.Diagnosis{},
+		api.KindRecord:    api.Record{},
+		api.KindDiff:      api.Diff{},
+		api.KindReport:    api.Report{}, api.KindDNSQueryList: api.DNSQueryList{}, api.KindDNSQuery: api.DNSQuery{},
 		api.KindPage: api.Page{},
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/check"
 	"kubevpn/internal/kube/client"
 )
 
@@ -29,8 +30,8 @@ func kubeconfig(_ context.Context, f *facts) api.Finding {
 		return failed(err, "no command of kubevpn knows which cluster to use")
 	}
 	f.prepared, f.cluster = prepared, c
-	return ok("context %s: cluster %s, namespace %s, %s", prepared.Context, cmp.Or(prepared.Cluster, "without a name"),
-		prepared.Namespace, c.Server())
+	return check.OK("context %s: cluster %s, namespace %s, %s", prepared.Context, cmp.Or(prepared.Cluster,
+		"without a name"), prepared.Namespace, c.Server())
 }
 
 // credentials runs the credential plugin, if there is one, and looks at the end of the credentials.
@@ -52,7 +53,7 @@ func credentialsOf(c client.Credentials, now time.Time) api.Finding {
 	left := c.Expires.Sub(now)
 	switch {
 	case c.Expires.IsZero():
-		return ok("%s", c.Kind)
+		return check.OK("%s", c.Kind)
 	case left < 0:
 		return broken(api.ExitCredentials, "the API server rejects requests of kubevpn and kubectl", "log in to the "+
 			"cluster with its own tool, or fetch the kubeconfig again; `kubectl auth whoami` then answers",
@@ -61,7 +62,7 @@ func credentialsOf(c client.Credentials, now time.Time) api.Finding {
 		return warning("the connection then waits for a login", "log in to the cluster with its own tool again",
 			"%s expires in %s", c.Kind, duration.HumanDuration(left))
 	}
-	return ok("%s, valid for another %s", c.Kind, duration.HumanDuration(left))
+	return check.OK("%s, valid for another %s", c.Kind, duration.HumanDuration(left))
 }
 
 // maxSkew is the difference of clocks that Kubernetes tolerates in tokens.
@@ -95,13 +96,13 @@ func address(ctx context.Context, f *facts) api.Finding {
 	defer conn.Close()
 	switch remote := conn.RemoteAddr(); {
 	case path.Jump != "":
-		return ok("by the SSH jump host %s, connected in %s", path.Jump, took)
+		return check.OK("by the SSH jump host %s, connected in %s", path.Jump, took)
 	case path.Proxy != "":
-		return ok("by the proxy %s, connected in %s", path.Proxy, took)
+		return check.OK("by the proxy %s, connected in %s", path.Proxy, took)
 	case remote != nil && remote.String() != path.Address:
-		return ok("directly to %s (%v), connected in %s", path.Address, remote, took)
+		return check.OK("directly to %s (%v), connected in %s", path.Address, remote, took)
 	}
-	return ok("directly to %s, connected in %s", path.Address, took)
+	return check.OK("directly to %s, connected in %s", path.Address, took)
 }
 
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }
@@ -120,7 +121,7 @@ func answer(ctx context.Context, f *facts) api.Finding {
 	began := time.Now()
 	v, err := discovery.ToServerVersionInterfaceWithContext(f.cluster.Kube().Discovery()).ServerVersionWithContext(ctx)
 	if err != nil {
-		return ok("it answers, and knows you")
+		return check.OK("it answers, and knows you")
 	}
 	return serverOf(v.GitVersion, time.Since(began))
 }
@@ -131,7 +132,7 @@ func serverOf(version string, took time.Duration) api.Finding {
 		return warning("parts of kubevpn may not work", "kubectl version   # upgrade the cluster to 1.31 or newer",
 			"Kubernetes %s knows you; kubevpn is tested with 1.31 and newer", version)
 	}
-	return ok("Kubernetes %s knows you; round trip %s", version, milliseconds(took))
+	return check.OK("Kubernetes %s knows you; round trip %s", version, milliseconds(took))
 }
 
 // silent is the finding for an API server, or what is before it, that accepts a connection and never answers.
@@ -148,14 +149,14 @@ func silent(f *facts) api.Finding {
 func clock(ctx context.Context, f *facts) api.Finding {
 	skew, err := f.cluster.Skew(ctx)
 	if err != nil {
-		return skipped("%v", err)
+		return check.Skipped("%v", err)
 	}
 	return clockOf(skew)
 }
 
 func clockOf(skew time.Duration) api.Finding {
 	if skew.Abs() <= maxSkew {
-		return ok("within %v of that of the API server", max(time.Second, skew.Abs().Round(time.Second)))
+		return check.OK("within %v of that of the API server", max(time.Second, skew.Abs().Round(time.Second)))
 	}
 	how := "ahead of"
 	if skew > 0 {

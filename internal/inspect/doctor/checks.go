@@ -1,6 +1,9 @@
 package doctor
 
-import "kubevpn/internal/api"
+import (
+	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/check"
+)
 
 // The sections of the findings.
 const (
@@ -17,40 +20,41 @@ const (
 const checkKubeconfig, checkRights = "kubeconfig", "rights"
 
 // checks returns all checks, in the order of their findings.
-func checks() []check {
-	return []check{
-		{sectionMachine, "kernel", "", kernel},
-		{sectionMachine, "device", "", device},
-		{sectionMachine, "nftables", "", nftables},
-		{sectionMachine, "namespaces", "", namespaces},
-		{sectionMachine, "root helper", "", rootHelper},
-		{sectionMachine, "storage", "", storage},
-		{sectionMachine, "ports", "", ports},
-		{sectionMachine, "daemon", "", daemon},
+func checks() []check.Check[*facts] {
+	add := check.New[*facts]
+	return []check.Check[*facts]{
+		add(sectionMachine, "kernel", "", kernel),
+		add(sectionMachine, "device", "", device),
+		add(sectionMachine, "nftables", "", nftables),
+		add(sectionMachine, "namespaces", "", namespaces),
+		add(sectionMachine, "root helper", "", rootHelper),
+		add(sectionMachine, "storage", "", storage),
+		add(sectionMachine, "ports", "", ports),
+		add(sectionMachine, "daemon", "", daemon),
 
-		{sectionNames, "resolver", "", resolver},
-		{sectionNames, "nameservers", "", nameservers},
+		add(sectionNames, "resolver", "", resolver),
+		add(sectionNames, "nameservers", "", nameservers),
 
-		{sectionNetworks, "other VPNs", "", otherVPNs},
-		{sectionNetworks, "overlap", "answer", overlap},
+		add(sectionNetworks, "other VPNs", "", otherVPNs),
+		add(sectionNetworks, "overlap", "answer", overlap),
 
-		{sectionKubeconfig, checkKubeconfig, "", kubeconfig},
-		{sectionKubeconfig, "credentials", checkKubeconfig, credentials},
+		add(sectionKubeconfig, checkKubeconfig, "", kubeconfig),
+		add(sectionKubeconfig, "credentials", checkKubeconfig, credentials),
 
-		{sectionAPIServer, "address", "credentials", address},
-		{sectionAPIServer, "answer", "address", answer},
-		{sectionAPIServer, "clock", "answer", clock},
-		{sectionAPIServer, "upgrades", "answer", upgrades},
+		add(sectionAPIServer, "address", "credentials", address),
+		add(sectionAPIServer, "answer", "address", answer),
+		add(sectionAPIServer, "clock", "answer", clock),
+		add(sectionAPIServer, "upgrades", "answer", upgrades),
 
-		{sectionCluster, "manager", "answer", manager},
-		{sectionCluster, checkRights, "answer", rights},
-		{sectionCluster, "kube-proxy", "answer", kubeProxy},
+		add(sectionCluster, "manager", "answer", manager),
+		add(sectionCluster, checkRights, "answer", rights),
+		add(sectionCluster, "kube-proxy", "answer", kubeProxy),
 
-		{sectionTransports, "session", "manager", session},
-		{sectionTransports, "version", "session", managerVersion},
-		{sectionTransports, "its rights", "session", managerRights},
-		{sectionTransports, api.TransportPortForward, "session", transportCheck(api.TransportPortForward)},
-		{sectionTransports, api.TransportAPIProxy, "session", transportCheck(api.TransportAPIProxy)},
-		{sectionTransports, api.TransportDirect, "session", transportCheck(api.TransportDirect)},
+		add(sectionTransports, "session", "manager", session),
+		add(sectionTransports, "version", "session", managerVersion),
+		add(sectionTransports, "its rights", "session", managerRights),
+		add(sectionTransports, api.TransportPortForward, "session", transportCheck(api.TransportPortForward)),
+		add(sectionTransports, api.TransportAPIProxy, "session", transportCheck(api.TransportAPIProxy)),
+		add(sectionTransports, api.TransportDirect, "session", transportCheck(api.TransportDirect)),
 	}
 }

@@ -17,13 +17,13 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"net/netip"
 	"sync"
 	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/inspect/check"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
 )
@@ -52,21 +52,7 @@ type Config struct {
 	Found func(api.Finding)
 }
 
-const (
-	defaultTimeout = 10 * time.Second
-	// checkTimeout limits a check, without the time for the check that it needs. Checks with a timeout of their own end
-	// earlier.
-	checkTimeout = 20 * time.Second
-	// abandonTimeout is the time after its end in which a check must return.
-	abandonTimeout = 2 * time.Second
-)
-
-// check is one check. do returns a finding without the fields that the runner knows: section, name and time.
-type check struct {
-	section, name string
-	needs         string // the name of an earlier check; this one is skipped unless that is ok or a warning
-	do            func(context.Context, *facts) api.Finding
-}
+const defaultTimeout = 10 * time.Second
 
 // facts are what checks find out for those that need them. Each field has one writer, which ends before its readers
 // begin.
@@ -95,13 +81,13 @@ func Run(ctx context.Context, cfg Config) api.Diagnosis {
 	f := &facts{Config: cfg}
 	f.status = sync.OnceValues(func() (*api.Status, error) { return cfg.Status(ctx) })
 	f.manager = sync.OnceValues(func() (install.Inspection, error) {
-		ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+		ctx, cancel := context.WithTimeout(ctx, check.Timeout)
 		defer cancel()
 		i, err := install.Inspect(ctx, f.cluster, install.Options{
 			Namespace: f.Settings.ManagerNamespace, FallbackNamespace: f.prepared.Namespace, Image: f.Settings.Image,
 		})
 		if err != nil {
-			err = f.cluster.Explain(err) // also checkTimeout
+			err = f.cluster.Explain(err) // also check.Timeout
 		}
 		return i, err
 	})
@@ -109,11 +95,11 @@ func Run(ctx context.Context, cfg Config) api.Diagnosis {
 }
 
 // diagnose runs the checks. It reads only the facts of checks that succeeded: one that is left behind may still write.
-func diagnose(ctx context.Context, f *facts, list []check) api.Diagnosis {
-	d := api.Diagnosis{TypeMeta: api.Type(api.KindDiagnosis), Findings: run(ctx, f, list)}
+func diagnose(ctx context.Context, f *facts, list []check.Check[*facts]) api.Diagnosis {
+	d := api.Diagnosis{TypeMeta: api.Type(api.KindDiagnosis), Findings: check.Run(ctx, f, list, f.Found)}
 	for _, found := range d.Findings {
 		switch {
-		case found.State != api.FindingOK:
+		case found.Verdict != api.VerdictOK:
 		case found.Name == checkRights:
 			d.Rights = f.rights
 		case found.Name == checkKubeconfig:
@@ -123,87 +109,17 @@ func diagnose(ctx context.Context, f *facts, list []check) api.Diagnosis {
 	return d
 }
 
-// ended is a check that runs or has ended.
-type ended struct {
-	done chan struct{} // closed when the Finding is set
-	api.Finding
-}
-
-// run runs the checks at once, and reports their findings in the order of the list.
-func run(ctx context.Context, f *facts, list []check) (findings []api.Finding) {
-	all := make(map[string]*ended, len(list))
-	for _, c := range list {
-		all[c.name] = &ended{done: make(chan struct{})}
-	}
-	for _, c := range list {
-		go func() {
-			e := all[c.name]
-			defer close(e.done)
-			e.Finding = c.find(ctx, f, all[c.needs])
-			e.Section, e.Name = c.section, c.name
-		}()
-	}
-	for _, c := range list {
-		e := all[c.name]
-		<-e.done
-		findings = append(findings, e.Finding)
-		if f.Found != nil {
-			f.Found(e.Finding)
-		}
-	}
-	return findings
-}
-
-// find runs a check after the one that it needs, if any, has succeeded. It leaves behind a check that does not return
-// within its timeout, or when ctx ends.
-func (c check) find(ctx context.Context, f *facts, needed *ended) (found api.Finding) {
-	if needed != nil {
-		<-needed.done
-		switch needed.State {
-		case api.FindingFailed:
-			return skipped("the check %q failed", c.needs)
-		case api.FindingSkipped:
-			return skipped("%s", needed.Seen)
-		}
-	}
-	began := time.Now()
-	defer func() { found.Seconds = time.Since(began).Seconds() }()
-	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	result := make(chan api.Finding, 1)
-	go func() { result <- c.do(bounded, f) }()
-	select {
-	case found = <-result:
-	case <-ctx.Done():
-	case <-time.After(checkTimeout + abandonTimeout):
-		return broken(api.ExitUnexpected, "what it checks is unknown", "kubevpn doctor -v 6",
-			"the check did not end within %v", checkTimeout)
-	}
-	if ctx.Err() != nil {
-		return skipped("interrupted")
-	}
-	return found
-}
-
-func ok(format string, args ...any) api.Finding {
-	return api.Finding{State: api.FindingOK, Seen: api.CleanLine(fmt.Sprintf(format, args...))}
-}
-
-func skipped(format string, args ...any) api.Finding {
-	return api.Finding{State: api.FindingSkipped, Seen: api.CleanLine(fmt.Sprintf(format, args...))}
-}
-
 // warning returns a finding about something that works less well.
 func warning(effect, fix, cause string, args ...any) api.Finding {
-	return api.Finding{State: api.FindingWarning, Cause: api.CleanLine(fmt.Sprintf(cause, args...)),
-		Effect: api.CleanLine(effect),
-		Fix:    api.Clean(cmp.Or(fix, "kubevpn connect -v 6   # prints the requests"))}
+	f := check.Warning(cause, args...)
+	f.Effect, f.Fix = effect, cmp.Or(fix, "kubevpn connect -v 6   # prints the requests")
+	return f
 }
 
 // broken returns a finding about something that does not work.
 func broken(code api.ExitCode, effect, fix, cause string, args ...any) api.Finding {
 	f := warning(effect, fix, cause, args...)
-	f.State, f.Code = api.FindingFailed, code
+	f.Verdict, f.Code = api.VerdictFailed, code
 	return f
 }
 

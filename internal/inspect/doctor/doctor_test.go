@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,6 +13,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/inspect/check"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
 	"kubevpn/internal/process/version"
@@ -26,9 +26,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // complete checks that a fault says what to do.
 func complete(t *testing.T, f api.Finding) {
 	t.Helper()
-	switch f.State {
-	case api.FindingWarning, api.FindingFailed:
-		if f.Cause == "" || f.Effect == "" || f.Fix == "" || (f.Code == 0) != (f.State == api.FindingWarning) {
+	switch f.Verdict {
+	case api.VerdictWarning, api.VerdictFailed:
+		if f.Cause == "" || f.Effect == "" || f.Fix == "" || (f.Code == 0) != (f.Verdict == api.VerdictWarning) {
 			t.Errorf("the finding is incomplete: %+v", f)
 		}
 	default:
@@ -36,59 +36,6 @@ func complete(t *testing.T, f api.Finding) {
 			t.Errorf("the finding has too much or too little: %+v", f)
 		}
 	}
-}
-
-func TestFindingsComeInTheOrderOfTheList(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		after := func(d time.Duration) func(context.Context, *facts) api.Finding {
-			return func(context.Context, *facts) api.Finding {
-				time.Sleep(d)
-				return ok("done")
-			}
-		}
-		var told []string
-		f := &facts{Config: Config{Found: func(f api.Finding) { told = append(told, f.Name) }}}
-		got := run(t.Context(), f, []check{
-			{"s", "slow", "", after(2 * time.Second)}, {"s", "needs fast", "fast", after(time.Second)},
-			{"s", "fast", "", after(0)},
-		})
-		if want := []string{"slow", "needs fast", "fast"}; !slices.Equal(told, want) {
-			t.Errorf("told of %q, want %q", told, want)
-		}
-		if got[0].Seconds != 2 || got[1].Seconds != 1 || got[2].Section != "s" {
-			t.Errorf("%+v", got)
-		}
-	})
-}
-
-func TestCheckIsSkippedIfWhatItNeedsFailed(t *testing.T) {
-	f := &facts{}
-	fail := func(context.Context, *facts) api.Finding {
-		return failed(api.Errorf(api.ExitKubeconfig, "no"), "nothing works")
-	}
-	never := func(context.Context, *facts) api.Finding { panic("it needs a check that failed") }
-	got := run(t.Context(), f, []check{{"s", "first", "", fail}, {"s", "second", "first", never}, {"s", "third", "second", never}})
-	for _, f := range got[1:] {
-		if f.State != api.FindingSkipped || f.Seen != `the check "first" failed` {
-			t.Errorf("%+v", f)
-		}
-	}
-	complete(t, got[0])
-}
-
-func TestHangingCheckIsReported(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		release := make(chan struct{})
-		got := run(t.Context(), &facts{}, []check{{"s", "deaf", "", func(context.Context, *facts) api.Finding {
-			<-release
-			return ok("late")
-		}}})
-		close(release)
-		if f := got[0]; f.State != api.FindingFailed || !strings.Contains(f.Cause, "did not end within 20s") {
-			t.Errorf("%+v", f)
-		}
-		complete(t, got[0])
-	})
 }
 
 // The race detector sees it if the diagnosis reads what the check writes.
@@ -100,41 +47,29 @@ func TestKubeconfigThatHangsMayEndLater(t *testing.T) {
 		}
 		f := &facts{Config: Config{
 			Prepare: func() (client.Prepared, error) {
-				time.Sleep(2 * checkTimeout)
+				time.Sleep(2 * check.Timeout)
 				return client.Prepared{}, nil
 			},
 			Load: func(client.Prepared) (*client.Cluster, error) { return c, nil },
 		}}
-		if d := diagnose(t.Context(), f, []check{{"s", checkKubeconfig, "", kubeconfig}}); d.Findings[0].State != api.FindingFailed {
+		if d := diagnose(t.Context(), f, []check.Check[*facts]{{Section: "s", Name: checkKubeconfig, Do: kubeconfig}}); d.Findings[0].Verdict != api.VerdictFailed {
 			t.Errorf("%+v", d.Findings[0])
 		}
-		time.Sleep(2 * checkTimeout) // until the check has ended
+		time.Sleep(2 * check.Timeout) // until the check has ended
 	})
-}
-
-func TestInterruptSkipsWhatHasNotEnded(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	got := run(ctx, &facts{}, []check{{"s", "waits", "", func(ctx context.Context, _ *facts) api.Finding {
-		cancel()
-		<-ctx.Done()
-		return failed(ctx.Err(), "nothing")
-	}}})
-	if got[0].State != api.FindingSkipped {
-		t.Errorf("%+v", got[0])
-	}
 }
 
 func TestChecksNeedChecksThatExist(t *testing.T) {
 	names := map[string]bool{}
 	for _, c := range checks() {
-		if names[c.name] {
-			t.Errorf("two checks are named %q", c.name)
+		if names[c.Name] {
+			t.Errorf("two checks are named %q", c.Name)
 		}
-		names[c.name] = true
+		names[c.Name] = true
 	}
 	for _, c := range checks() {
-		if c.needs != "" && !names[c.needs] {
-			t.Errorf("%q needs %q, which does not exist", c.name, c.needs)
+		if c.Needs != "" && !names[c.Needs] {
+			t.Errorf("%q needs %q, which does not exist", c.Name, c.Needs)
 		}
 	}
 }
@@ -153,7 +88,7 @@ func TestRunWithoutAnything(t *testing.T) {
 	}
 	for _, f := range d.Findings {
 		complete(t, f)
-		if f.Section == sectionCluster && f.State != api.FindingSkipped {
+		if f.Section == sectionCluster && f.Verdict != api.VerdictSkipped {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -161,26 +96,26 @@ func TestRunWithoutAnything(t *testing.T) {
 
 // finding is what a judging function must return.
 type finding struct {
-	state api.FindingState
-	code  api.ExitCode
-	text  string // in Seen or Cause
-	fix   string // in Fix
+	verdict api.Verdict
+	code    api.ExitCode
+	text    string // in Seen or Cause
+	fix     string // in Fix
 }
 
 func (want finding) check(t *testing.T, got api.Finding) {
 	t.Helper()
 	complete(t, got)
-	if got.State != want.state || got.Code != want.code || !strings.Contains(got.Seen+got.Cause, want.text) ||
+	if got.Verdict != want.verdict || got.Code != want.code || !strings.Contains(got.Seen+got.Cause, want.text) ||
 		!strings.Contains(got.Fix, want.fix) {
 		t.Errorf("want %+v, got %+v", want, got)
 	}
 }
 
 const (
-	fine   = api.FindingOK
-	warns  = api.FindingWarning
-	fails  = api.FindingFailed
-	passed = api.FindingSkipped
+	fine   = api.VerdictOK
+	warns  = api.VerdictWarning
+	fails  = api.VerdictFailed
+	passed = api.VerdictSkipped
 )
 
 func TestDaemonReportsFaultsOfConnections(t *testing.T) {

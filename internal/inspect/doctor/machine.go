@@ -10,6 +10,7 @@ import (
 	"runtime"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/check"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/host/sandbox"
 )
@@ -26,11 +27,11 @@ func namespaces(context.Context, *facts) api.Finding {
 	_, noDevice := os.Stat("/dev/net/tun")
 	switch {
 	case err == nil:
-		return ok("programs of `kubevpn run` and `kubevpn dev` can have namespaces")
+		return check.OK("programs of `kubevpn run` and `kubevpn dev` can have namespaces")
 	case errors.Is(err, errors.ErrUnsupported):
-		return skipped("namespaces for programs exist on Linux only")
+		return check.Skipped("namespaces for programs exist on Linux only")
 	case errors.Is(err, sandbox.ErrNoTUN) && noDevice != nil:
-		return skipped("a network for one program needs the device, see above")
+		return check.Skipped("a network for one program needs the device, see above")
 	}
 	fix := cmp.Or(fixInBrackets.FindString(err.Error()), "kubevpn run --socks 127.0.0.1:0 -- COMMAND")
 	return warning("`kubevpn run` gives programs a proxy instead of a network of their own, and `kubevpn dev` may "+
@@ -40,7 +41,7 @@ func namespaces(context.Context, *facts) api.Finding {
 // rootHelper checks how `connect` would start the root helper.
 func rootHelper(ctx context.Context, f *facts) api.Finding {
 	if runtime.GOOS == "windows" {
-		return skipped("there is no root helper for Windows: only `kubevpn run` and `kubevpn connect --socks` work")
+		return check.Skipped("Windows has no root helper: only `kubevpn run` and `kubevpn connect --socks` work")
 	}
 	if os.Geteuid() == 0 {
 		return rootCapability()
@@ -53,10 +54,10 @@ func rootHelper(ctx context.Context, f *facts) api.Finding {
 		return warning("`kubevpn connect` fails if they do not understand each other", "kubevpn service install",
 			"the service runs kubevpn %s, and this is %s", s.Version, version.Full())
 	case s.Allowed:
-		return ok("the service starts it, without a password")
+		return check.OK("the service starts it, without a password")
 	}
 	if _, err := exec.LookPath("sudo"); err == nil {
-		return ok("sudo starts it, and may ask for a password")
+		return check.OK("sudo starts it, and may ask for a password")
 	}
 	fix := "ask root to run `kubevpn service install`, or connect without root:\n"
 	if s.Installed {
@@ -73,21 +74,21 @@ func daemon(_ context.Context, f *facts) api.Finding {
 	case err != nil:
 		return failed(err, "no command that uses the daemon works")
 	case status == nil:
-		return ok("none runs; `kubevpn connect` starts one")
+		return check.OK("none runs; `kubevpn connect` starts one")
 	case status.Version != own:
 		return warning("`kubevpn connect` fails while the daemon has connections", "kubevpn quit",
 			"the daemon is kubevpn %s, and this is %s", status.Version, own)
 	}
 	for _, c := range status.Connections {
-		if found := connectionFault(c); found.State != "" {
+		if found := OfConnection(c); found.Verdict != api.VerdictOK {
 			return found
 		}
 	}
-	return ok("it runs, with %s", api.Count(len(status.Connections), "connection"))
+	return check.OK("it runs, with %s", api.Count(len(status.Connections), "connection"))
 }
 
-// connectionFault returns a finding if something is wrong with a connection.
-func connectionFault(c api.Connection) api.Finding {
+// OfConnection returns the finding about a connection of the daemon.
+func OfConnection(c api.Connection) api.Finding {
 	name := "the connection " + c.ID + " to " + c.Cluster
 	switch e := c.Error; {
 	case e != nil && c.Status == api.StatusFailed:
@@ -96,15 +97,15 @@ func connectionFault(c api.Connection) api.Finding {
 		return warning("flows of that connection wait until it works again", e.Hint, "%s is %s: %s", name, c.Status,
 			e.Message)
 	}
-	for _, check := range c.Checks {
-		if !check.OK {
+	for _, probe := range c.Checks {
+		if !probe.OK {
 			return warning("programs may not reach that either", "kubevpn status -o wide",
-				"%s did not reach the %s %s: %s", name, check.What, check.Target, check.Seen)
+				"%s did not reach the %s %s: %s", name, probe.What, probe.Target, probe.Seen)
 		}
 	}
 	if len(c.Warnings) > 0 {
 		return warning("a part of the connection works less well", "kubevpn status", "%s has a warning: %s", name,
 			c.Warnings[0])
 	}
-	return api.Finding{}
+	return check.OK("%s works", name)
 }

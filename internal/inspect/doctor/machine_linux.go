@@ -17,6 +17,7 @@ import (
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/check"
 	"kubevpn/pkg/host/netfilter"
 	"kubevpn/pkg/host/sandbox"
 )
@@ -48,7 +49,7 @@ func kernelOf(release, machine string) api.Finding {
 			"wsl --set-version DISTRIBUTION 2   # in Windows\n"+withoutDevice,
 			"this is %s, which has no Linux kernel", machine)
 	}
-	return ok("Linux %s, %s %s", release, runtime.GOARCH, machine)
+	return check.OK("Linux %s, %s %s", release, runtime.GOARCH, machine)
 }
 
 // atLeast reports whether a release such as 6.1.0-13-amd64 is of a version or later. It accepts what it cannot read.
@@ -80,7 +81,7 @@ func deviceIn(root fs.FS, release string, container bool) api.Finding {
 	case known && !has && !strings.Contains(string(misc), " tun\n"):
 		cause = "has no driver: Linux " + release + " has no module tun"
 	default:
-		return ok("/%s; the kernel has its driver or loads it", tunPath)
+		return check.OK("/%s; the kernel has its driver or loads it", tunPath)
 	}
 	fix := "sudo modprobe tun"
 	if container {
@@ -126,9 +127,9 @@ func nftablesOf(release string) api.Finding {
 			"packets can enter the tunnel", "sudo modprobe nf_tables   # or upgrade the kernel",
 			"nftables cannot be used: %v", err)
 	case !known:
-		return skipped("only root can see whether the kernel has nf_tables; most have it")
+		return check.Skipped("only root can see whether the kernel has nf_tables; most have it")
 	}
-	return ok("the kernel has nf_tables")
+	return check.OK("the kernel has nf_tables")
 }
 
 // rootCapability checks whether root may configure networks, which a container can forbid.
@@ -137,7 +138,7 @@ func rootCapability() api.Finding {
 		return broken(api.ExitNetwork, "`kubevpn connect` cannot create its device", inContainer,
 			"this is root without the capability NET_ADMIN")
 	}
-	return ok("this is root, with the capability NET_ADMIN")
+	return check.OK("this is root, with the capability NET_ADMIN")
 }
 
 // storage checks the directory of the daemon's log, keys and trusted clusters.
@@ -153,13 +154,13 @@ func storage(_ context.Context, f *facts) api.Finding {
 	}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {
-		return skipped("cannot read the free space of %s: %v", dir, err)
+		return check.Skipped("cannot read the free space of %s: %v", dir, err)
 	}
 	free := stat.Bavail * uint64(stat.Bsize)
 	if free < leastSpace {
 		return broken(api.ExitDaemon, effect, fix, "%s has only %s of free space", dir, humanize.IBytes(free))
 	}
-	return ok("%s of free space in %s", humanize.IBytes(free), dir)
+	return check.OK("%s of free space in %s", humanize.IBytes(free), dir)
 }
 
 func ports(context.Context, *facts) api.Finding { return portsIn(os.DirFS("/")) }
@@ -170,12 +171,12 @@ func portsIn(root fs.FS) api.Finding {
 	text, _ := fs.ReadFile(root, setting)
 	var low, high int
 	if _, err := fmt.Sscan(string(text), &low, &high); err != nil {
-		return skipped("cannot read /%s: %v", setting, err)
+		return check.Skipped("cannot read /%s: %v", setting, err)
 	}
 	if n := high - low + 1; n < leastPorts {
 		return warning("programs with many connections fail with \"cannot assign requested address\"",
 			"sudo sysctl net.ipv4.ip_local_port_range='32768 60999'",
 			"this machine has only %d local ports for outgoing connections (%d to %d)", n, low, high)
 	}
-	return ok("%d local ports for outgoing connections", high-low+1)
+	return check.OK("%d local ports for outgoing connections", high-low+1)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/check"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
 	"kubevpn/internal/kube/podconn"
@@ -19,11 +20,11 @@ import (
 func rights(ctx context.Context, f *facts) api.Finding {
 	m, err := f.manager()
 	if err != nil {
-		return skipped("the namespace of the traffic manager is unknown: %v", err)
+		return check.Skipped("the namespace of the traffic manager is unknown: %v", err)
 	}
 	f.rights = install.Check(ctx, f.cluster, install.RightsTable(m.Namespace, f.prepared.Namespace))
 	allowed := slices.DeleteFunc(slices.Clone(f.rights), func(r api.Right) bool { return !r.Allowed })
-	return ok("you have %d of the %d rights in the table at the end", len(allowed), len(f.rights))
+	return check.OK("you have %d of the %d rights in the table at the end", len(allowed), len(f.rights))
 }
 
 // manager checks whether there is a usable traffic manager, or the user may install one.
@@ -45,9 +46,9 @@ func manager(_ context.Context, f *facts) api.Finding {
 	case m.Problem != nil:
 		return failed(m.Problem, effect)
 	case !m.Installed:
-		return ok("none yet: `kubevpn connect` installs it in the namespace %s", m.Namespace)
+		return check.OK("none yet: `kubevpn connect` installs it in the namespace %s", m.Namespace)
 	default:
-		return ok("pod %s/%s, image %s", m.Namespace, m.Pod, m.Image)
+		return check.OK("pod %s/%s, image %s", m.Namespace, m.Pod, m.Image)
 	}
 }
 
@@ -55,18 +56,18 @@ func manager(_ context.Context, f *facts) api.Finding {
 func session(ctx context.Context, f *facts) api.Finding {
 	if c := f.connected(); c != nil {
 		f.transports, f.managerVersion = c.Transports, c.ManagerVersion
-		return ok("the connection %s has one, by %s", c.ID, c.Transport)
+		return check.OK("the connection %s has one, by %s", c.ID, c.Transport)
 	}
 	at, err := f.manager()
 	if err != nil || at.Pod == "" {
-		return skipped("no traffic manager is ready")
+		return check.Skipped("no traffic manager is ready")
 	}
 	hello, all, err := f.Try(ctx, f.cluster, at.Namespace, at.Pod)
 	if err != nil {
 		return failed(err, "`kubevpn connect` fails")
 	}
 	f.transports, f.managerVersion, f.missing = all, hello.Version, hello.State.Missing
-	return ok("the traffic manager answers; %s use it", api.Count(max(hello.State.Sessions-1, 0), "laptop"))
+	return check.OK("the traffic manager answers; %s use it", api.Count(max(hello.State.Sessions-1, 0), "laptop"))
 }
 
 // connected returns the daemon's connection to this cluster if it works, or nil.
@@ -78,7 +79,7 @@ func (f *facts) connected() *api.Connection {
 func managerVersion(_ context.Context, f *facts) api.Finding {
 	manager, own := f.managerVersion, version.String()
 	if manager == own {
-		return ok("%s, as this program", own)
+		return check.OK("%s, as this program", own)
 	}
 	return warning("they understand each other; features of the newer one may be missing",
 		"kubevpn connect --upgrade   # or install kubevpn "+api.ShellQuote(manager),
@@ -89,9 +90,9 @@ func managerVersion(_ context.Context, f *facts) api.Finding {
 func managerRights(_ context.Context, f *facts) api.Finding {
 	switch m, _ := f.manager(); { // session has used it
 	case f.connected() != nil:
-		return skipped("the warnings of the connection name what the manager may not do: `kubevpn status`")
+		return check.Skipped("the warnings of the connection name what the manager may not do: `kubevpn status`")
 	case len(f.missing) == 0:
-		return ok("it may read Services, endpoints, nodes and networks")
+		return check.OK("it may read Services, endpoints, nodes and networks")
 	default:
 		return warning("ClusterIPs, short names or networks of the cluster are incomplete",
 			"ask a cluster admin to run\nkubevpn install --manager-namespace "+api.ShellQuote(m.Namespace),
@@ -119,7 +120,7 @@ func proxyOf(p client.KubeProxy, modes map[client.KubeProxyMode][]string) api.Fi
 		p = client.KubeProxy{Mode: client.KubeProxyIPVS,
 			By: api.Join(each) + "; in the cluster's configuration it is " + p.String()}
 		if len(modes[client.KubeProxyIPVS]) == 0 {
-			return ok("%s", p.By)
+			return check.OK("%s", p.By)
 		}
 	}
 	switch {
@@ -135,13 +136,13 @@ func proxyOf(p client.KubeProxy, modes map[client.KubeProxyMode][]string) api.Fi
 			"helm upgrade cilium cilium/cilium -n kube-system --reuse-values --set socketLB.hostNamespaceOnly=true",
 			"%v; socketLB.hostNamespaceOnly is off", p)
 	case p.Mode == client.KubeProxyUnknown:
-		return skipped("the mode is unknown: %s", p.By)
+		return check.Skipped("the mode is unknown: %s", p.By)
 	case p.Mode == client.KubeProxyNone && p.Replacement == "":
 		return warning("kubevpn resolves ClusterIPs itself, with the gvisor netstack; the system netstack does not "+
 			"reach them", "kubevpn connect --netstack gvisor   # what `auto` chooses here",
 			"no kube-proxy serves ClusterIPs, judging by %s", p.By)
 	}
-	return ok("%s", p.String())
+	return check.OK("%s", p.String())
 }
 
 // upgrades checks whether what is before the API server passes the protocols of port-forwards.
@@ -153,7 +154,7 @@ func upgrades(ctx context.Context, f *facts) api.Finding {
 		pod, err = install.AnyPod(ctx, f.cluster, namespace)
 	}
 	if err != nil || pod == "" {
-		return skipped("there is no pod in the namespace %s to which a port-forward could be opened", namespace)
+		return check.Skipped("there is no pod in the namespace %s to which a port-forward could be opened", namespace)
 	}
 	d := podconn.New(f.cluster)
 	try := func(how podconn.Protocol) *api.Error {
@@ -176,15 +177,15 @@ func (f *facts) proxy() string {
 func upgradesOf(spdy, websocket *api.Error, proxy string) api.Finding {
 	switch {
 	case spdy == nil && websocket == nil:
-		return ok("port-forwards pass, by SPDY and by WebSocket")
+		return check.OK("port-forwards pass, by SPDY and by WebSocket")
 	case spdy == nil:
-		return ok("port-forwards pass by SPDY, which kubevpn prefers; not by WebSocket: %s", websocket.Message)
+		return check.OK("port-forwards pass by SPDY, which kubevpn prefers; not by WebSocket: %s", websocket.Message)
 	case websocket == nil:
 		return warning("port-forwards use WebSocket, which is slower by a fifth to a half; the first one may wait for "+
 			"5 s", "# let it pass the header `Upgrade: SPDY/3.1`; kubevpn works without it:\nkubevpn connect",
 			"%s blocks SPDY: %s", proxy, spdy.Message)
 	case spdy.Code == api.ExitPermission:
-		return skipped("%s", spdy.Message)
+		return check.Skipped("%s", spdy.Message)
 	}
 	return broken(websocket.Code, "`kubevpn connect` and `kubectl exec` fail", "kubectl port-forward   # it fails the "+
 		"same way: "+proxy+" must forward the headers Connection and Upgrade",
@@ -202,15 +203,15 @@ func transportCheck(name string) func(context.Context, *facts) api.Finding {
 func transportOf(t api.Transport) api.Finding {
 	switch t.State {
 	case api.TransportTrying:
-		return skipped("it was not tried in time")
+		return check.Skipped("it was not tried in time")
 	case api.TransportOff:
-		return skipped("it is off: %s", t.Reason)
+		return check.Skipped("it is off: %s", t.Reason)
 	case api.TransportFailing:
 		if t.Name == api.TransportDirect {
-			return ok("not reachable from this machine, as in most clusters: %s", t.Reason)
+			return check.OK("not reachable from this machine, as in most clusters: %s", t.Reason)
 		}
 		return warning("the connection uses port-forward, which is slower",
 			"kubevpn connect --transport "+t.Name+"   # says more", "%s does not work: %s", t.Name, t.Reason)
 	}
-	return ok("round trip %.1f ms", t.Seconds*1e3)
+	return check.OK("round trip %.1f ms", t.Seconds*1e3)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/check"
 	"kubevpn/pkg/host/osdns"
 	"kubevpn/pkg/host/route"
 	"kubevpn/pkg/wakeup"
@@ -38,7 +39,7 @@ func resolver(ctx context.Context, f *facts) api.Finding {
 	i, err := inspect()
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		return skipped("%v", err)
+		return check.Skipped("%v", err)
 	case err != nil:
 		return broken(api.ExitNetwork, "names do not resolve", "ls -l /etc/resolv.conf",
 			"cannot read the machine's nameservers: %v", err)
@@ -80,14 +81,14 @@ func resolverOf(i osdns.Inspection, running, fought bool) api.Finding {
 	if i.Writer != "" {
 		managed = ", which " + i.Writer + " writes"
 	}
-	return ok("kubevpn would use %s; the file is %s%s", i.Mode, i.File, managed)
+	return check.OK("kubevpn would use %s; the file is %s%s", i.Mode, i.File, managed)
 }
 
 // nameservers checks whether the machine's nameservers answer.
 func nameservers(ctx context.Context, _ *facts) api.Finding {
 	i, err := inspect()
 	if err != nil {
-		return skipped("%v", err)
+		return check.Skipped("%v", err)
 	}
 	silent := make([]string, len(i.Nameservers))
 	var wg sync.WaitGroup
@@ -117,7 +118,7 @@ func nameserversOf(servers []netip.AddrPort, silent []string) api.Finding {
 	case len(bad) > 0:
 		return warning("names resolve slowly", fix, "nameservers do not answer: %s", api.Join(bad))
 	}
-	return ok("%s answer", api.Join(names))
+	return check.OK("%s answer", api.Join(names))
 }
 
 // unanswered queries a nameserver, and returns why there is no answer, or "". Any answer will do.
@@ -149,7 +150,7 @@ func otherVPNs(context.Context, *facts) api.Finding {
 
 func routesUnread(err error) api.Finding {
 	if errors.Is(err, errors.ErrUnsupported) {
-		return skipped("%v", err)
+		return check.Skipped("%v", err)
 	}
 	return broken(api.ExitNetwork, "kubevpn cannot see what its routes would hide", "ip route show table all",
 		"cannot read this machine's routes: %v", err)
@@ -174,9 +175,9 @@ func vpnsOf(tunnels []route.Tunnel) api.Finding {
 			"what is not its own, or its routes are in a table before the main one, cluster addresses do not answer",
 			fix, "another VPN takes all traffic of this machine: %s", api.Join(all))
 	case len(some) > 0:
-		return ok("other tunnels: %s", api.Join(some))
+		return check.OK("other tunnels: %s", api.Join(some))
 	}
-	return ok("there is none")
+	return check.OK("there is none")
 }
 
 // shown is how many items of a list a finding names.
@@ -189,7 +190,7 @@ func overlap(ctx context.Context, f *facts) api.Finding {
 		return failed(err, "the networks of the cluster are unknown")
 	}
 	if len(found.Pods)+len(found.Services) == 0 {
-		return skipped("you may not see the cluster's networks; the traffic manager may")
+		return check.Skipped("you may not see the cluster's networks; the traffic manager may")
 	}
 	devices := api.Texts(f.connections(), func(c api.Connection) string { return c.Device })
 	seen, err := f.Foresee(found, api.ConnectRequest{ConnectSettings: f.Settings}, f.cluster.Addresses(),
@@ -224,5 +225,5 @@ func foreseen(seen api.Foresight) api.Finding {
 	}
 	routes := slices.Clone(seen.Routes)
 	slices.SortFunc(routes, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
-	return ok("free on this machine: %s", api.Some(routes, shown))
+	return check.OK("free on this machine: %s", api.Some(routes, shown))
 }

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/inspect/check"
 	"kubevpn/internal/inspect/why/trip"
 	"kubevpn/internal/kube/workloads"
 	"kubevpn/pkg/protocol/httpmatch"
@@ -26,7 +27,7 @@ type landing struct {
 func (l *landing) mine() bool { return l.to != nil && l.to.Mine }
 
 // land returns where an agent saw the request. It prefers an agent that sent it to this machine.
-func (j *judge) land() (best *landing) {
+func (j *facts) land() (best *landing) {
 	for n := range j.Traces {
 		for _, p := range j.Traces[n].Pods {
 			for _, r := range cmp.Or(p.Trace, new(api.AgentTrace)).Requests {
@@ -49,14 +50,13 @@ func (j *judge) wanted(i *api.InterceptTrace) bool {
 	return err == nil && !i.Mirror && len(m.Differences(j.Request)) == 0
 }
 
-func (j *judge) agent() finding {
-	j.landed = j.land()
+func (j *judge) agent() api.Finding {
 	l := j.landed
 	switch {
 	case j.Missing[objectAgents] != "":
-		return found(api.HopUnknown, "%s", j.Missing[objectAgents])
+		return check.Skipped("%s", j.Missing[objectAgents])
 	case len(j.Traces) == 0:
-		return found(api.HopSkipped, "this machine has no intercept").with(j.others()...)
+		return check.Skipped("this machine has no intercept").WithNotes(j.others()...)
 	case l == nil:
 		return j.unseen()
 	case l.mine():
@@ -64,15 +64,15 @@ func (j *judge) agent() finding {
 		if l.intercept.Clone {
 			target = "your clone"
 		}
-		return found(api.HopOK, "the agent of pod %s sends it to %s: %s", l.pod, target, l.to.Match)
+		return check.OK("the agent of pod %s sends it to %s: %s", l.pod, target, l.to.Match)
 	case l.to != nil:
-		return failed(api.ExitOtherMatch, "the agent of pod %s sends it to %s, whose match is %s", l.pod, l.to.Owner,
-			l.to.Match).with(tried(l.request)...).
-			hint("Send other headers, or ask %s to run `kubevpn leave`.", api.Clean(l.to.Owner))
+		return check.Failed(api.ExitOtherMatch, "the agent of pod %s sends it to %s, whose match is %s", l.pod,
+			l.to.Owner, l.to.Match).WithNotes(tried(l.request)...).
+			WithFix("Send other headers, or ask %s to run `kubevpn leave`.", api.Clean(l.to.Owner))
 	case j.wanted(l.intercept):
 		return j.lost()
 	}
-	return found(api.HopOK, "the agent of pod %s sends it to the application", l.pod).with(tried(l.request)...)
+	return check.OK("the agent of pod %s sends it to the application", l.pod).WithNotes(tried(l.request)...)
 }
 
 // tried describes the claims that an agent tried.
@@ -82,7 +82,7 @@ func tried(r *api.TracedRequest) (notes []string) {
 		if c.Mine {
 			who = "your match"
 		}
-		text := cmp.Or(api.Some(c.Differences, maxNotes), "it matches")
+		text := cmp.Or(api.Some(c.Differences, maxDifferences), "it matches")
 		if c.Away {
 			text += ", and its owner does not answer"
 		}
@@ -92,32 +92,31 @@ func tried(r *api.TracedRequest) (notes []string) {
 }
 
 // lost is the finding for a request that should match and went to the application.
-func (j *judge) lost() finding {
+func (j *judge) lost() api.Finding {
 	l := j.landed
 	for _, c := range l.request.Claims {
 		switch {
 		case !c.Mine:
 		case len(c.Differences) > 0:
-			return failed(api.ExitHeaderLost, "it reached the agent of pod %s changed: %v", l.pod, c.Differences[0]).
-				with(tried(l.request)...).
-				hint("You sent what the match needs. A program or proxy before this pod removes or changes it: let " +
-					"it\npropagate the header, as it does with tracing headers.")
+			return check.Failed(api.ExitHeaderLost, "it reached the agent of pod %s changed: %v", l.pod,
+				c.Differences[0]).
+				WithNotes(tried(l.request)...).
+				WithFix("You sent what the match needs. A program or proxy before this pod removes or changes it: " +
+					"let it\npropagate the header, as it does with tracing headers.")
 		case c.Away:
-			return found(api.HopNote, "the agent of pod %s does not reach this machine", l.pod).
-				with(tried(l.request)...)
+			return check.Warning("the agent of pod %s does not reach this machine", l.pod).
+				WithNotes(tried(l.request)...)
 		}
 	}
-	return found(api.HopOK, "the agent of pod %s sends it to the application: port %d is not intercepted", l.pod,
+	return check.OK("the agent of pod %s sends it to the application: port %d is not intercepted", l.pod,
 		l.request.Port)
 }
 
 // unseen is the finding for a request that no agent saw.
-func (j *judge) unseen() finding {
+func (j *judge) unseen() api.Finding {
 	switch {
-	case j.Unsent != nil:
-		return found(api.HopUnknown, "the request was not sent")
 	case !j.Trip.Dial.Done:
-		return found(api.HopSkipped, "no connection")
+		return check.Skipped("no connection")
 	}
 	var changes []string
 	for n := range j.Traces {
@@ -127,20 +126,20 @@ func (j *judge) unseen() finding {
 		}
 		changes = append(changes, i.Changes...)
 		if f := j.unseenAt(i); f.Verdict != "" {
-			return f.with(changes...)
+			return f.WithNotes(changes...)
 		}
 		if client, pod := j.older(i); client.IsValid() {
-			return failed(api.ExitOldConnection, "no agent of %s saw it, and pod %s has a connection from %v that is "+
-				"older than the intercept", i.Workload, pod, client.Addr()).
-				hint("`kubevpn proxy %s --flush` closes such connections, so that their clients connect again.",
+			return check.Failed(api.ExitOldConnection, "no agent of %s saw it, and pod %s has a connection from %v "+
+				"that is older than the intercept", i.Workload, pod, client.Addr()).
+				WithFix("`kubevpn proxy %s --flush` closes such connections, so that their clients connect again.",
 					api.ShellQuote(i.Workload))
 		}
 	}
-	return found(api.HopSkipped, "no agent of your intercepts saw it").with(append(changes, j.others()...)...)
+	return check.Skipped("no agent of your intercepts saw it").WithNotes(append(changes, j.others()...)...)
 }
 
 // unseenAt is unseen for an intercept. It returns no finding if the request was not for its pods.
-func (j *judge) unseenAt(i *api.InterceptTrace) finding {
+func (j *judge) unseenAt(i *api.InterceptTrace) api.Finding {
 	var without, silent []string
 	mesh, inMesh, direct := "", "", false
 	for _, e := range j.ready {
@@ -160,25 +159,25 @@ func (j *judge) unseenAt(i *api.InterceptTrace) finding {
 	}
 	switch {
 	case !direct || i.Namespace != j.Namespace:
-		return finding{}
+		return api.Finding{}
 	case mesh != "":
-		return failed(api.ExitMesh, "%s takes it before the agent of pod %s", mesh, inMesh).
-			hint("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh.")
+		return check.Failed(api.ExitMesh, "%s takes it before the agent of pod %s", mesh, inMesh).
+			WithFix("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh.")
 	case len(silent) > 0:
-		return found(api.HopUnknown, "an agent did not tell what it saw: %s", silent[0]).with(silent[1:]...)
+		return check.Skipped("an agent did not tell what it saw: %s", silent[0]).WithNotes(silent[1:]...)
 	case len(without) > 0:
-		return failed(api.ExitNoAgent, "it went to a pod without your agent, which intercepts %s: %s", i.Workload,
+		return check.Failed(api.ExitNoAgent, "it went to a pod without your agent, which intercepts %s: %s", i.Workload,
 			without[0]).
-			with(without[1:]...).
-			hint("`kubevpn status` shows the pods of the intercept; `kubevpn proxy` again adds agents.")
+			WithNotes(without[1:]...).
+			WithFix("`kubevpn status` shows the pods of the intercept; `kubevpn proxy` again adds agents.")
 	case j.Request.URL.Scheme == "https":
-		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS there")
+		return check.Warning("the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS there")
 	case j.Pod != nil && j.Trip.TakenAt.IsValid():
-		return failed(api.ExitMesh, "the agents of %s did not see it: port %d of pod %s, which sent it, takes it "+
-			"before them", i.Workload, j.Trip.TakenAt.Port(), j.Source.Name).
-			hint("The service mesh of that pod decides where the request goes.")
+		return check.Failed(api.ExitMesh, "the agents of %s did not see it: port %d of pod %s, which sent it, takes "+
+			"it before them", i.Workload, j.Trip.TakenAt.Port(), j.Source.Name).
+			WithFix("The service mesh of that pod decides where the request goes.")
 	}
-	return found(api.HopNote, "the agents of %s did not see it: something takes it before them", i.Workload)
+	return check.Warning("the agents of %s did not see it: something takes it before them", i.Workload)
 }
 
 // older returns a connection that is older than an agent of the intercept, which therefore does not see its requests.
@@ -205,27 +204,27 @@ func (j *judge) others() (notes []string) {
 }
 
 // program judges the program of this machine.
-func (j *judge) program() finding {
+func (j *judge) program() api.Finding {
 	l := j.landed
 	if l == nil || !l.mine() || l.intercept.Clone {
-		return found(api.HopSkipped, "the request is not for this machine")
+		return check.Skipped("the request is not for this machine")
 	}
 	port := api.Find(l.intercept.Ports, func(p api.PortMap) bool {
 		return p.Protocol == "tcp" && p.Container == l.request.Port
 	})
 	if port == nil {
-		return found(api.HopUnknown, "port %d of the pod has no port of this machine", l.request.Port)
+		return check.Skipped("port %d of the pod has no port of this machine", l.request.Port)
 	}
 	switch s := j.Local[port.Place()]; {
 	case s.Tried() && !s.Done:
-		return failed(api.ExitLocalPort, "nothing listens on %s: %s", port.Where(), s.Error).
-			hint("Start your program there; on this machine it must listen on 127.0.0.1 or ::1. For another port, run "+
-				"`kubevpn proxy %s --port LOCAL:%d`, for another host `--port %[2]d=HOST:PORT`.",
+		return check.Failed(api.ExitLocalPort, "nothing listens on %s: %s", port.Where(), s.Error).
+			WithFix("Start your program there; on this machine it must listen on 127.0.0.1 or ::1. For another port, "+
+				"run `kubevpn proxy %s --port LOCAL:%d`, for another host `--port %[2]d=HOST:PORT`.",
 				api.ShellQuote(l.intercept.Workload), l.request.Port)
 	case j.Trip.Answer.Failure == trip.TimedOut:
-		return failed(api.ExitLocalHang, "the program on %s accepted it, and sent no answer within %.1f s",
+		return check.Failed(api.ExitLocalHang, "the program on %s accepted it, and sent no answer within %.1f s",
 			port.Where(), j.Trip.Answer.Seconds).
-			hint("It may stand at a breakpoint, or hang. --timeout waits for longer.")
+			WithFix("It may stand at a breakpoint, or hang. --timeout waits for longer.")
 	}
-	return found(api.HopOK, "the program on %s has it", port.Where())
+	return check.OK("the program on %s has it", port.Where())
 }

@@ -56,10 +56,9 @@ type Config struct {
 }
 
 // Explain sends the request and returns what happened to it. It takes at most the timeout.
-func Explain(ctx context.Context, cfg Config) api.Explanation { return newObserver(cfg).explain(ctx) }
+func Explain(ctx context.Context, cfg Config) api.Diagnosis { return newObserver(cfg).explain(ctx) }
 
-func (o *observer) explain(ctx context.Context) api.Explanation {
-	began := time.Now()
+func (o *observer) explain(ctx context.Context) api.Diagnosis {
 	bounded, cancel := context.WithTimeout(ctx, max(o.Timeout-judgePause, judgePause))
 	defer cancel()
 	announcing, cancel := context.WithTimeout(bounded, announceTimeout)
@@ -70,9 +69,7 @@ func (o *observer) explain(ctx context.Context) api.Explanation {
 	defer cancel()
 	o.trace(rest)
 	o.dialLocal(rest)
-	e := explanation(&o.facts)
-	e.Seconds = time.Since(began).Seconds()
-	return e
+	return explanation(ctx, &o.facts)
 }
 
 // observer collects facts.

@@ -290,7 +290,7 @@ func TestReportContainsNoSecret(t *testing.T) {
 	if !strings.Contains(files["cluster.txt"], "API server v1.37.2") || !strings.Contains(files["status.json"], `"id": "one"`) {
 		t.Errorf("%q", files)
 	}
-	if text := files["doctor.txt"]; !strings.Contains(text, "ok       answer         Kubernetes v1.37.2") {
+	if text := files["doctor.txt"]; !strings.Contains(text, "  Kubernetes v1.37.2 knows you") {
 		t.Errorf("doctor.txt: %q", text)
 	}
 	files["what the command printed"] = printed

@@ -2,12 +2,10 @@ package inspect
 
 import (
 	"context"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/doctor"
 	"kubevpn/internal/laptop/cli/command"
@@ -34,7 +32,7 @@ func newDoctor(f *command.Factory) *cobra.Command {
 			"Check everything", "kubevpn doctor",
 			"Check another cluster", "kubevpn doctor --context staging -n shop",
 			"Print the faults only, for a script",
-			`kubevpn doctor -o jsonpath='{range .findings[?(@.state=="failed")]}{.cause}{"\n"}{end}'`,
+			`kubevpn doctor -o jsonpath='{range .findings[?(@.verdict=="failed")]}{.cause}{"\n"}{end}'`,
 		),
 		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
@@ -60,22 +58,5 @@ func (o *doctorOptions) run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if !o.output.ForPeople() {
-		if err := o.output.Print(o.f.Out, d, findingNames(d)...); err != nil {
-			return err
-		}
-	} else {
-		p.end(d)
-	}
-	if f := d.Failed(); f != nil {
-		return command.ExitCode(f.Code)
-	}
-	return nil
-}
-
-// findingNames returns the lines of -o name.
-func findingNames(d api.Diagnosis) []string {
-	return api.Texts(d.Findings, func(f api.Finding) string {
-		return "finding/" + strings.ReplaceAll(f.Name, " ", "-")
-	})
+	return p.finish(o.output, d)
 }

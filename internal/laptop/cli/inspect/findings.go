@@ -48,34 +48,60 @@ func doctorConfig(f *command.Factory, kube *command.ClusterFlags) (doctor.Config
 
 // findingPrinter prints findings as they arrive, in sections.
 type findingPrinter struct {
-	w       io.Writer
-	section string
-	states  map[api.FindingState]int // how many findings have it
+	w        io.Writer
+	section  string
+	verdicts map[api.Verdict]int // how many findings have it
 }
 
 func newFindingPrinter(w io.Writer) *findingPrinter {
-	return &findingPrinter{w: w, states: map[api.FindingState]int{}}
+	return &findingPrinter{w: w, verdicts: map[api.Verdict]int{}}
 }
 
+// waited is the time, in seconds, below which nobody waited for a check.
+const waited = 100e-6
+
 func (p *findingPrinter) finding(f api.Finding) {
-	if p.states[f.State]++; f.Section != p.section {
+	if p.verdicts[f.Verdict]++; f.Section != p.section {
 		if p.section != "" {
 			fmt.Fprintln(p.w)
 		}
 		p.section = f.Section
 		fmt.Fprintln(p.w, f.Section)
 	}
-	fmt.Fprintf(p.w, "  %-7s  %-13s  %s\n", f.State, f.Name, cmp.Or(f.Cause, f.Seen))
-	if f.Effect != "" {
-		fmt.Fprintf(p.w, "           effect:  %s\n", f.Effect)
+	took := "-"
+	if f.Seconds >= waited {
+		took = term.Took(f.Seconds)
 	}
-	label := "fix:"
-	for line := range strings.Lines(f.Fix) {
+	fmt.Fprintf(p.w, "  %-7s  %-13s  %-6s  %s\n", f.Verdict, f.Name, took, cmp.Or(f.Cause, f.Seen))
+	p.details("note:", f.Notes...)
+	p.details("effect:", f.Effect)
+	p.details("fix:", strings.Split(f.Fix, "\n")...)
+}
+
+// details prints the lines that are not empty, with a label before the first one.
+func (p *findingPrinter) details(label string, lines ...string) {
+	for _, line := range lines {
 		if line = strings.TrimSpace(line); line != "" {
 			fmt.Fprintf(p.w, "           %-7s  %s\n", label, line)
 			label = ""
 		}
 	}
+}
+
+// finish prints the diagnosis, of which the printer has shown the findings to people. The error is the exit code of the
+// first failed check.
+func (p *findingPrinter) finish(output *term.Format, d api.Diagnosis) error {
+	if output.ForPeople() {
+		p.end(d)
+	} else if err := output.Print(p.w, d, api.Texts(d.Findings, func(f api.Finding) string {
+		return "finding/" + strings.ReplaceAll(f.Name, " ", "-")
+	})...); err != nil {
+		return err
+	}
+	if f := d.Failed(); f != nil {
+		return command.ExitCode(f.Code)
+	}
+	return nil
 }
 
 // end prints the table of rights and the summary.
@@ -95,6 +121,6 @@ func (p *findingPrinter) end(d api.Diagnosis) {
 		}
 		_ = t.Flush()
 	}
-	fmt.Fprintf(p.w, "\n%d failed, %d warnings, %d ok, %d skipped\n", p.states[api.FindingFailed],
-		p.states[api.FindingWarning], p.states[api.FindingOK], p.states[api.FindingSkipped])
+	fmt.Fprintf(p.w, "\n%d failed, %d warnings, %d ok, %d skipped\n", p.verdicts[api.VerdictFailed],
+		p.verdicts[api.VerdictWarning], p.verdicts[api.VerdictOK], p.verdicts[api.VerdictSkipped])
 }

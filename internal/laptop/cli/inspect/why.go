@@ -3,7 +3,6 @@ package inspect
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -42,7 +41,7 @@ func newWhy(f *command.Factory) *cobra.Command {
 		Long: "Send one request from this machine, and show each hop of its path: the name, the route, the Service\n" +
 			"and its endpoints, NetworkPolicies, the connection, the traffic agent, the program of this machine and\n" +
 			"the answer. It names the cause if a hop fails, and its exit code tells causes apart. It reads objects\n" +
-			"with your own rights, and shows a hop as unknown if you may not read them. The request carries the\n" +
+			"with your own rights, and skips a hop that it may not read. The request carries the\n" +
 			"headers kubevpn-why and traceparent.\n\n" +
 			"With --from, a pod of a workload sends the request, from an ephemeral container that kubevpn adds.\n" +
 			"The container ends after ten minutes, and its entry stays in the pod until the pod ends, so kubevpn\n" +
@@ -51,7 +50,8 @@ func newWhy(f *command.Factory) *cobra.Command {
 			"Explain why a Service does not answer", "kubevpn why http://web.default/",
 			"Send a header, and another method", "kubevpn why web.default:8080/orders -H 'x-user: me' -X HEAD",
 			"Send it from a pod of another workload", "kubevpn why http://web.default/ --from deployment/other -n shop",
-			"Print the cause for a script", "kubevpn why http://web.default -o jsonpath='{.error.message}'",
+			"Print the cause for a script",
+			`kubevpn why http://web.default -o jsonpath='{.findings[?(@.verdict=="failed")].cause}'`,
 		),
 		Args: command.OneArg("takes one URL", "for example `kubevpn why http://web.default/`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -130,20 +130,18 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 			return err
 		}
 	}
-	e := why.Explain(ctx, cfg)
+	d := why.Explain(ctx, cfg)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	p.Stop()
-	if !o.output.ForPeople() {
-		err = o.output.Print(o.f.Out, e, e.URL)
-	} else {
-		err = printExplanation(o.f.Out, e)
+	printer := newFindingPrinter(o.f.Out)
+	if o.output.ForPeople() {
+		for _, f := range d.Findings {
+			printer.finding(f)
+		}
 	}
-	if err != nil || e.Error == nil {
-		return err
-	}
-	return e.Error
+	return printer.finish(o.output, d)
 }
 
 // connection adds what the daemon knows of the connection to the cluster, and of its intercepts.
@@ -221,21 +219,4 @@ func podOf(ctx context.Context, c *client.Cluster, namespace, workload string) (
 				api.ShellQuote(namespace))
 	}
 	return pod, nil
-}
-
-func printExplanation(w io.Writer, e api.Explanation) error {
-	fmt.Fprintf(w, "%s %s, from %s\n", e.Method, e.URL, e.From)
-	t := term.NewTable(w, false)
-	t.Row([]string{"HOP", "VERDICT", "TIME", "SEEN"}, nil)
-	for _, h := range e.Hops {
-		seconds := "-"
-		if h.Seconds > 0 {
-			seconds = term.Took(h.Seconds)
-		}
-		t.Row([]string{h.Name, string(h.Verdict), seconds, term.Dash(h.Seen)}, nil)
-		for _, note := range h.Notes {
-			t.Row([]string{"", "", "", "  " + note}, nil)
-		}
-	}
-	return t.Flush()
 }

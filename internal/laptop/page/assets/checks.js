@@ -35,9 +35,9 @@ export class Checks {
   }
 
   show({findings, rights}) {
-    const number = (state) => findings.filter((f) => f.state === state).length;
+    const number = (verdict) => findings.filter((f) => f.verdict === verdict).length;
     const order = ['failed', 'warning', 'ok', 'skipped'];
-    keyed(this.list, findings.toSorted((a, b) => order.indexOf(a.state) - order.indexOf(b.state)), (f) => f.name, finding,
+    keyed(this.list, findings.toSorted((a, b) => order.indexOf(a.verdict) - order.indexOf(b.verdict)), (f) => f.name, finding,
       (node, f) => node.update(f));
     this.rights.update(rights ?? [], (r) => r.gives, (r) => [r.gives, r.allowed ? 'yes' : 'no', (r.missing ?? []).join(', ')],
       (row, r) => { row.className = r.allowed ? '' : 'warn'; });
@@ -49,12 +49,12 @@ export class Checks {
 
 // finding makes the node of one finding.
 function finding(f) {
-  const state = el('span');
+  const verdict = el('span');
   const about = el('span');
   const rest = facts();
-  const node = el('li', {class: 'card'}, el('h3', {}, `${f.section}: ${f.name} `, state), about, rest.node);
-  node.update = ({state: now, cause, seen, effect, fix, seconds: took}) => {
-    badge(state, now, kinds[now] ?? 'busy');
+  const node = el('li', {class: 'card'}, el('h3', {}, `${f.section}: ${f.name} `, verdict), about, rest.node);
+  node.update = ({verdict: now, cause, seen, effect, fix, seconds: took}) => {
+    badge(verdict, now, kinds[now] ?? 'busy');
     setText(about, cause || seen || '');
     rest.update([['Effect', effect], ['Fix', fix], ['Took', fix && seconds(took)]]);
   };
