@@ -49,19 +49,10 @@ func (f Finding) AsWarning() Finding {
 	return f
 }
 
-// Right says what the user may do in the cluster.
-type Right struct {
-	Gives   string   `json:"gives"` // what these rights allow
-	Needs   []string `json:"needs"` // "create pods/portforward in namespace kubevpn"
-	Allowed bool     `json:"allowed"`
-	Missing []string `json:"missing,omitempty"` // those of Needs that the user does not have
-}
-
 // Diagnosis is the output of `kubevpn doctor` and `kubevpn why`.
 type Diagnosis struct {
 	TypeMeta
 	Findings []Finding `json:"findings"`
-	Rights   []Right   `json:"rights"`            // empty if the API server was not reached, and of `kubevpn why`
 	Trace    string    `json:"traceID,omitempty"` // of the header traceparent that `kubevpn why` sent
 	Status   int       `json:"status,omitempty"`  // of the answer to the request of `kubevpn why`
 }

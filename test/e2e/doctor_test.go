@@ -132,7 +132,7 @@ func doctorText(t *testing.T, l *laptop) {
 		!strings.Contains(r.stdout, "fix:     It has: ") || !strings.Contains(r.stdout, "\n1 failed, 0 warnings") {
 		t.Error(r)
 	}
-	if out := l.must(t, "kubevpn", "doctor"); !strings.Contains(out, "yes  connect: reach pods, Services and names") {
+	if out := l.must(t, "kubevpn", "doctor"); !strings.Contains(out, "yes: connect: reach pods, Services and names") {
 		t.Error(out)
 	}
 }
@@ -253,7 +253,7 @@ func doctorRights(t *testing.T, w *world, l *laptop) {
 	if f := dev.doctor(t); f["manager"].Verdict == api.VerdictFailed {
 		t.Errorf("a developer may install a manager in their namespace: %+v", f["manager"])
 	}
-	if out := dev.must(t, "kubevpn", "doctor"); !strings.Contains(out, "no   give it its rights") {
+	if out := dev.must(t, "kubevpn", "doctor"); !strings.Contains(out, "no: give it its rights") {
 		t.Error(out)
 	}
 }

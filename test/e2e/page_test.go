@@ -49,7 +49,7 @@ func pageSuite(t *testing.T, w *world) {
 	t.Run("checks", func(t *testing.T) {
 		b.View("checks")
 		b.Click("Run the checks")
-		b.Shows(" skipped", "Your rights in the cluster", "kubeconfig")
+		b.Shows(" skipped", "yes: connect", "kubeconfig")
 	})
 	b.View("log")
 	b.Shows("daemon begins")

@@ -105,9 +105,9 @@ func diagnosis() api.Diagnosis {
 				Effect: "connect cannot create its network device", Fix: "sudo modprobe tun", Code: api.ExitPrivilege},
 			{Section: "API server", Name: "clock", Verdict: api.VerdictWarning, Cause: "the clocks differ by 42 s", Effect: "tokens may seem expired",
 				Fix: "timedatectl set-ntp true"},
+			{Section: "Cluster", Name: "rights", Verdict: api.VerdictOK, Seen: "you have 1 of these 2 rights", Notes: []string{"yes: connect",
+				"no: proxy without a restart (you may not patch pods/ephemeralcontainers)"}},
 			{Section: "Cluster", Name: "networks", Verdict: api.VerdictSkipped, Seen: `the check "answer" failed`},
 		},
-		Rights: []api.Right{{Gives: "connect", Needs: []string{"create pods/portforward"}, Allowed: true},
-			{Gives: "proxy without a restart", Needs: []string{"patch pods/ephemeralcontainers"}, Missing: []string{"patch pods/ephemeralcontainers"}}},
 	}
 }

@@ -20,7 +20,7 @@ const (
 
 	// Bounds of a finding, most of which may be text of the cluster.
 	maxText  = 400 // characters of a line
-	maxNotes = 6
+	maxNotes = 16
 )
 
 // Check is one check. Do returns a finding without the fields that Run knows: section, name and, if it is 0, the time.

@@ -86,7 +86,7 @@ func TestTextsAreCleanAndBounded(t *testing.T) {
 	if text := fmt.Sprint(got); strings.ContainsAny(text, "\x1b\u202e") || len(text) > 10_000 {
 		t.Errorf("%d bytes: %q", len(text), text[:min(len(text), 1000)])
 	}
-	if got.Fix != "first\nsecond" || len(got.Notes) != maxNotes+1 || got.Notes[maxNotes] != "and 94 more" {
+	if got.Fix != "first\nsecond" || len(got.Notes) != maxNotes+1 || got.Notes[maxNotes] != fmt.Sprintf("and %d more", 100-maxNotes) {
 		t.Errorf("fix %q, %d notes", got.Fix, len(got.Notes))
 	}
 }

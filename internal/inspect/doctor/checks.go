@@ -16,8 +16,8 @@ const (
 	sectionTransports = "Transports"
 )
 
-// Checks whose results the Diagnosis uses.
-const checkKubeconfig, checkRights = "kubeconfig", "rights"
+// The check that makes facts.cluster.
+const checkKubeconfig = "kubeconfig"
 
 // checks returns all checks, in the order of their findings.
 func checks() []check.Check[*facts] {
@@ -47,7 +47,7 @@ func checks() []check.Check[*facts] {
 		add(sectionAPIServer, "upgrades", "answer", upgrades),
 
 		add(sectionCluster, "manager", "answer", manager),
-		add(sectionCluster, checkRights, "answer", rights),
+		add(sectionCluster, "rights", "answer", rights),
 		add(sectionCluster, "kube-proxy", "answer", kubeProxy),
 
 		add(sectionTransports, "session", "manager", session),

@@ -68,8 +68,6 @@ type facts struct {
 	transports     []api.Transport
 	managerVersion string
 	missing        []string
-
-	rights []api.Right // by rights, for the Diagnosis
 }
 
 // Run runs all checks. It returns when all have ended, which takes a bounded time. If ctx ends before, the checks that
@@ -98,11 +96,7 @@ func Run(ctx context.Context, cfg Config) api.Diagnosis {
 func diagnose(ctx context.Context, f *facts, list []check.Check[*facts]) api.Diagnosis {
 	d := api.Diagnosis{TypeMeta: api.Type(api.KindDiagnosis), Findings: check.Run(ctx, f, list, f.Found)}
 	for _, found := range d.Findings {
-		switch {
-		case found.Verdict != api.VerdictOK:
-		case found.Name == checkRights:
-			d.Rights = f.rights
-		case found.Name == checkKubeconfig:
+		if found.Name == checkKubeconfig && found.Verdict == api.VerdictOK {
 			f.cluster.Release()
 		}
 	}

@@ -22,9 +22,16 @@ func rights(ctx context.Context, f *facts) api.Finding {
 	if err != nil {
 		return check.Skipped("the namespace of the traffic manager is unknown: %v", err)
 	}
-	f.rights = install.Check(ctx, f.cluster, install.RightsTable(m.Namespace, f.prepared.Namespace))
-	allowed := slices.DeleteFunc(slices.Clone(f.rights), func(r api.Right) bool { return !r.Allowed })
-	return check.OK("you have %d of the %d rights in the table at the end", len(allowed), len(f.rights))
+	table := install.Check(ctx, f.cluster, install.RightsTable(m.Namespace, f.prepared.Namespace))
+	allowed := 0
+	notes := api.Texts(table, func(r install.Right) string {
+		if len(r.Missing) > 0 {
+			return fmt.Sprintf("no: %s (you may not %s)", r.Gives, api.Some(r.Missing, 1))
+		}
+		allowed++
+		return "yes: " + r.Gives
+	})
+	return check.OK("you have %d of these %d rights", allowed, len(table)).WithNotes(notes...)
 }
 
 // manager checks whether there is a usable traffic manager, or the user may install one.

@@ -3,6 +3,7 @@ package install
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -108,6 +109,12 @@ type Rights struct {
 	Needs []client.Permission
 }
 
+// Right says what of the Rights the user has.
+type Right struct {
+	Gives   string
+	Missing []client.Permission // none: all of them
+}
+
 // RightsTable returns the rights that the commands need in a namespace, with a traffic manager in another one.
 func RightsTable(manager, namespace string) []Rights {
 	in := func(group, resource string, verbs ...string) []client.Permission {
@@ -135,7 +142,7 @@ func RightsTable(manager, namespace string) []Rights {
 }
 
 // Check asks the cluster which of the rights the user has. If it does not answer, Check assumes that the user has them.
-func Check(ctx context.Context, c apiServer, table []Rights) []api.Right {
+func Check(ctx context.Context, c apiServer, table []Rights) []Right {
 	var all []client.Permission
 	for _, r := range table {
 		all = append(all, r.Needs...)
@@ -144,16 +151,10 @@ func Check(ctx context.Context, c apiServer, table []Rights) []api.Right {
 	for _, p := range lacking(ctx, c.Kube(), all) {
 		denied[p] = true
 	}
-	out := make([]api.Right, 0, len(table))
+	var out []Right
 	for _, r := range table {
-		right := api.Right{Gives: r.Gives, Allowed: true}
-		for _, p := range r.Needs {
-			right.Needs = append(right.Needs, p.String())
-			if denied[p] {
-				right.Allowed, right.Missing = false, append(right.Missing, p.String())
-			}
-		}
-		out = append(out, right)
+		missing := slices.DeleteFunc(slices.Clone(r.Needs), func(p client.Permission) bool { return !denied[p] })
+		out = append(out, Right{Gives: r.Gives, Missing: missing})
 	}
 	return out
 }

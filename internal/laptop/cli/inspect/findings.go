@@ -92,7 +92,7 @@ func (p *findingPrinter) details(label string, lines ...string) {
 // first failed check.
 func (p *findingPrinter) finish(output *term.Format, d api.Diagnosis) error {
 	if output.ForPeople() {
-		p.end(d)
+		p.summary()
 	} else if err := output.Print(p.w, d, api.Texts(d.Findings, func(f api.Finding) string {
 		return "finding/" + strings.ReplaceAll(f.Name, " ", "-")
 	})...); err != nil {
@@ -104,23 +104,8 @@ func (p *findingPrinter) finish(output *term.Format, d api.Diagnosis) error {
 	return nil
 }
 
-// end prints the table of rights and the summary.
-func (p *findingPrinter) end(d api.Diagnosis) {
-	if len(d.Rights) > 0 {
-		fmt.Fprintln(p.w, "\nYour rights")
-		t := term.NewTable(p.w, false)
-		for _, r := range d.Rights {
-			switch n := len(r.Missing); {
-			case r.Allowed:
-				t.Row([]string{"  yes", r.Gives}, nil)
-			case n > 1:
-				t.Row([]string{"  no", r.Gives, fmt.Sprintf("you may not %s, and %d more", r.Missing[0], n-1)}, nil)
-			default:
-				t.Row([]string{"  no", r.Gives, "you may not " + r.Missing[0]}, nil)
-			}
-		}
-		_ = t.Flush()
-	}
+// summary prints how many checks ended with each verdict.
+func (p *findingPrinter) summary() {
 	fmt.Fprintf(p.w, "\n%d failed, %d warnings, %d ok, %d skipped\n", p.verdicts[api.VerdictFailed],
 		p.verdicts[api.VerdictWarning], p.verdicts[api.VerdictOK], p.verdicts[api.VerdictSkipped])
 }

@@ -153,7 +153,8 @@ func (o *reportOptions) findings(ctx context.Context, s command.Selection, faile
 	cfg.Terminal, cfg.Found = client.Terminal{}, printer.finding
 	cfg.Prepare = func() (client.Prepared, error) { return s.Prepared, failed }
 	cfg.Load = func(client.Prepared) (*client.Cluster, error) { return s.Cluster, nil }
-	printer.end(doctor.Run(ctx, cfg))
+	doctor.Run(ctx, cfg)
+	printer.summary()
 	p.Text = text.String()
 	return p
 }

@@ -186,7 +186,7 @@ func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.C
 		return err
 	}
 	exec := client.Permission{Verb: "create", Resource: "pods/exec", Namespace: pod.Namespace}
-	if r := install.Check(ctx, l.Cluster, []install.Rights{{Needs: []client.Permission{exec}}}); !r[0].Allowed {
+	if r := install.Check(ctx, l.Cluster, []install.Rights{{Needs: []client.Permission{exec}}}); len(r[0].Missing) > 0 {
 		return api.Errorf(api.ExitPermission, "you may not run a program in the pod %s: this requires the right to %s",
 			pod.Name, exec).WithHint("Ask a cluster admin to run:\n%s", exec.GrantCommands(""))
 	}

@@ -1,5 +1,5 @@
 // The findings of `kubevpn doctor`.
-import {announce, badge, el, emptyState, facts, keyed, setText, Table} from './dom.js';
+import {announce, badge, el, facts, keyed, setText} from './dom.js';
 import {send} from './daemon.js';
 import {seconds} from './format.js';
 
@@ -11,10 +11,8 @@ export class Checks {
     this.button.addEventListener('click', () => this.run());
     this.state = el('p', {});
     this.list = el('ul', {class: 'findings'});
-    this.rights = new Table('Your rights in the cluster', ['What they allow', 'Allowed', 'Missing'],
-      emptyState('Your rights are unknown: the checks have not reached the API server. The same checks run with', 'kubevpn doctor'));
     section.append(el('p', {}, 'The checks look at this machine, the way to the API server and the cluster of the last ',
-      el('code', {}, 'kubevpn ui'), '. They change nothing.'), el('p', {class: 'buttons'}, this.button), this.state, this.list, this.rights.node);
+      el('code', {}, 'kubevpn ui'), '. They change nothing.'), el('p', {class: 'buttons'}, this.button), this.state, this.list);
   }
 
   async run() {
@@ -34,13 +32,11 @@ export class Checks {
     announce(text);
   }
 
-  show({findings, rights}) {
+  show({findings}) {
     const number = (verdict) => findings.filter((f) => f.verdict === verdict).length;
     const order = ['failed', 'warning', 'ok', 'skipped'];
     keyed(this.list, findings.toSorted((a, b) => order.indexOf(a.verdict) - order.indexOf(b.verdict)), (f) => f.name, finding,
       (node, f) => node.update(f));
-    this.rights.update(rights ?? [], (r) => r.gives, (r) => [r.gives, r.allowed ? 'yes' : 'no', (r.missing ?? []).join(', ')],
-      (row, r) => { row.className = r.allowed ? '' : 'warn'; });
     this.say(`${number('failed')} failed, ${number('warning')} warnings, ${number('ok')} ok, ${number('skipped')} skipped`);
   }
 
@@ -53,10 +49,10 @@ function finding(f) {
   const about = el('span');
   const rest = facts();
   const node = el('li', {class: 'card'}, el('h3', {}, `${f.section}: ${f.name} `, verdict), about, rest.node);
-  node.update = ({verdict: now, cause, seen, effect, fix, seconds: took}) => {
+  node.update = ({verdict: now, cause, seen, notes, effect, fix, seconds: took}) => {
     badge(verdict, now, kinds[now] ?? 'busy');
     setText(about, cause || seen || '');
-    rest.update([['Effect', effect], ['Fix', fix], ['Took', fix && seconds(took)]]);
+    rest.update([['Notes', notes?.join('\n')], ['Effect', effect], ['Fix', fix], ['Took', fix && seconds(took)]]);
   };
   return node;
 }
