@@ -10,7 +10,6 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/check"
-	"kubevpn/internal/inspect/why/trip"
 	"kubevpn/internal/kube/workloads"
 	"kubevpn/pkg/protocol/httpmatch"
 )
@@ -221,7 +220,7 @@ func (j *judge) program() api.Finding {
 			WithFix("Start your program there; on this machine it must listen on 127.0.0.1 or ::1. For another port, "+
 				"run `kubevpn proxy %s --port LOCAL:%d`, for another host `--port %[2]d=HOST:PORT`.",
 				api.ShellQuote(l.intercept.Workload), l.request.Port)
-	case j.Trip.Answer.Failure == trip.TimedOut:
+	case j.Trip.Answer.TimedOut():
 		return check.Failed(api.ExitLocalHang, "the program on %s accepted it, and sent no answer within %.1f s",
 			port.Where(), j.Trip.Answer.Seconds).
 			WithFix("It may stand at a breakpoint, or hang. --timeout waits for longer.")

@@ -163,14 +163,14 @@ func (j *judge) name() api.Finding {
 	}
 	switch {
 	case t.Lookup.Done:
-	case t.Lookup.Failure == trip.TimedOut && j.ClusterDNS.Lookup.Done && len(policies) > 0:
+	case t.Lookup.TimedOut() && j.ClusterDNS.Lookup.Done && len(policies) > 0:
 		return check.Failed(api.ExitNetworkPolicy, "%s does not answer pod %s, and NetworkPolicy %s does not allow "+
 			"the pod to reach cluster DNS", who, j.Source.Name, api.Join(policies)).
 			WithFix("Allow its egress to UDP and TCP port 53 of cluster DNS.")
 	case len(want) == 0 && j.Certain && j.Service == nil && j.Missing[objectServices] == "":
 		return check.Failed(api.ExitNameMissing, "there is no Service %s in the namespace %s", j.Name, j.Namespace).
 			WithFix("`kubectl -n %s get services` lists what there is.", api.ShellQuote(j.Namespace))
-	case j.ClusterDNS.Lookup.Failure == trip.TimedOut:
+	case j.ClusterDNS.Lookup.TimedOut():
 		return check.Failed(api.ExitNameMissing, "cluster DNS does not answer for %s", host).
 			WithFix("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` " +
 				"shows\nthe checks of the connection.")
@@ -404,7 +404,7 @@ func (j *judge) policy() api.Finding {
 	blocked, text := j.blocked(targets)
 	silent := slices.ContainsFunc(blocked, func(e endpoint) bool { // connections to it got no answer
 		s := cmp.Or(j.Dials[e.to], j.Trip.Dial)
-		return s.Failure == trip.TimedOut || s.Failure == trip.Unreachable
+		return s.TimedOut() || s.Unreachable()
 	})
 	switch {
 	case len(blocked) == 0 && len(j.Policies) == 0:
@@ -472,18 +472,18 @@ func (j *judge) flowTo(e endpoint) netpolicy.Flow {
 func (j *judge) dial() api.Finding {
 	t := j.Trip
 	f := check.OK("connected to %v", t.To)
-	refusing := api.Find(j.all, func(e endpoint) bool { return j.Dials[e.to].Failure == trip.Refused || e.to == t.To })
+	refusing := api.Find(j.all, func(e endpoint) bool { return j.Dials[e.to].Refused() || e.to == t.To })
 	switch {
 	case !t.Dial.Tried():
 		return check.Skipped("no address")
 	case t.Dial.Done:
-	case t.Dial.Failure == trip.Refused && refusing != nil:
+	case t.Dial.Refused() && refusing != nil:
 		f = j.closedPort(*refusing)
-	case t.Dial.Failure == trip.TimedOut:
+	case t.Dial.TimedOut():
 		f = check.Failed(api.ExitNoAnswer, "%v does not answer: no connection within %.0f s", t.To, t.Dial.Seconds).
 			WithFix("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or " +
 				"a pod that\nhangs. `kubevpn status -o wide` shows whether other pods answer.")
-	case t.Dial.Failure == trip.Unreachable && j.Pod == nil && j.Connection.Limited:
+	case t.Dial.Unreachable() && j.Pod == nil && j.Connection.Limited:
 		f = check.Failed(api.ExitPermission,
 			"the traffic manager does not connect to %v: its admin limits what laptops reach", t.To).
 			WithNotes("Services are " + j.Connection.Services).
@@ -494,7 +494,7 @@ func (j *judge) dial() api.Finding {
 			WithFix("`kubevpn logs` has the details. Compare with a request from elsewhere, with or without --from.")
 	}
 	for _, e := range j.all {
-		if s := j.Dials[e.to]; s.Failure != "" {
+		if s := j.Dials[e.to]; s.Tried() && !s.Done {
 			f = f.WithNotes(fmt.Sprintf("%v: %s", e, s.Error))
 		}
 	}
@@ -528,7 +528,7 @@ func (j *judge) answer() api.Finding {
 		return check.Warning("%s", status).WithNotes("the answer begins: " + t.Body)
 	case t.Answer.Done:
 		return check.OK("%s", status)
-	case t.Answer.Failure == trip.TimedOut:
+	case t.Answer.TimedOut():
 		return check.Failed(api.ExitNoAnswer, "something accepted the connection, and sent no answer within %.1f s",
 			t.Answer.Seconds).
 			WithFix("The program may hang or be slow: --timeout waits for longer.")

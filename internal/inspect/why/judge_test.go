@@ -16,14 +16,15 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/why/trip"
 	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/wire/transport"
 )
 
 var (
 	vip     = netip.MustParseAddrPort("10.96.0.80:80")
 	atPod   = netip.MustParseAddrPort("10.244.1.7:8080")
 	ok      = trip.Step{Done: true, Seconds: 0.002}
-	refused = trip.Step{Failure: trip.Refused, Error: "connection refused", Seconds: 0.002}
-	silence = trip.Step{Failure: trip.TimedOut, Error: "i/o timeout", Seconds: 2}
+	refused = trip.Step{Failure: transport.CodeRefused, Error: "connection refused", Seconds: 0.002}
+	silence = trip.Step{Failure: transport.CodeTimeout, Error: "i/o timeout", Seconds: 2}
 )
 
 func decode[T any](t *testing.T, text string) (v T) {
@@ -99,7 +100,7 @@ var planted = map[string]struct {
 	says  string
 }{
 	"a name that does not exist": {func(_ *testing.T, f *facts) {
-		f.Trip = trip.Result{Lookup: trip.Step{Failure: trip.NotFound, Error: "no such host"}, Nameservers: []string{"1.1.1.1:53"}}
+		f.Trip = trip.Result{Lookup: trip.Step{Failure: transport.CodeFailed, Error: "no such host"}, Nameservers: []string{"1.1.1.1:53"}}
 		f.Service, f.Slices, f.Pods, f.ClusterDNS.Addresses = nil, nil, nil, nil
 	}, api.ExitNameMissing, "name", "no Service web in the namespace shop"},
 	"a name captured by another VPN": {func(_ *testing.T, f *facts) {
@@ -107,7 +108,7 @@ var planted = map[string]struct {
 		f.Trip.To, f.Trip.Device = netip.MustParseAddrPort("172.31.9.9:80"), "office0"
 	}, api.ExitNameTaken, "name", "172.31.9.1:53 says that web.shop is 172.31.9.9, and the cluster has 10.96.0.80"},
 	"a name that another VPN denies": {func(_ *testing.T, f *facts) {
-		f.Trip = trip.Result{Lookup: trip.Step{Failure: trip.NotFound, Error: "no such host"}, Nameservers: []string{"172.31.9.1:53"}}
+		f.Trip = trip.Result{Lookup: trip.Step{Failure: transport.CodeFailed, Error: "no such host"}, Nameservers: []string{"172.31.9.1:53"}}
 	}, api.ExitNameTaken, "name", "172.31.9.1:53 does not resolve web.shop"},
 	"a route of another VPN": {func(_ *testing.T, f *facts) {
 		f.Trip.Device = "office0"
@@ -123,7 +124,7 @@ var planted = map[string]struct {
 	}, api.ExitRouteTaken, "route", "none of the networks of the tunnel"},
 	"an admin's limit": {func(_ *testing.T, f *facts) {
 		f.Connection.Limited, f.Connection.Services = true, "resolved by kubevpn in pay; rejected in other namespaces"
-		f.fails(trip.Step{Failure: trip.Unreachable, Error: "no route to host"})
+		f.fails(trip.Step{Failure: transport.CodeHostUnreachable, Error: "no route to host"})
 		f.Dials = map[netip.AddrPort]trip.Step{atPod: f.Trip.Dial}
 	}, api.ExitPermission, "dial", "its admin limits what laptops reach"},
 	"a port that the Service lacks": {func(_ *testing.T, f *facts) {
@@ -234,7 +235,7 @@ var plantedInPods = map[string]struct {
 	}, api.ExitNetworkPolicy, "name", "NetworkPolicy closed does not allow the pod to reach cluster DNS"},
 	"a pod with other DNS settings": {func(_ *testing.T, f *facts) {
 		f.Source.Spec.DNSPolicy = corev1.DNSDefault
-		f.Trip = trip.Result{Lookup: trip.Step{Failure: trip.NotFound, Error: "no such host"}, Nameservers: []string{"1.1.1.1:53"}}
+		f.Trip = trip.Result{Lookup: trip.Step{Failure: transport.CodeFailed, Error: "no such host"}, Nameservers: []string{"1.1.1.1:53"}}
 	}, api.ExitNameTaken, "name", "1.1.1.1:53 does not resolve web.shop"},
 	"no endpoint on the node": {func(_ *testing.T, f *facts) {
 		local := corev1.ServiceInternalTrafficPolicyLocal
@@ -243,7 +244,7 @@ var plantedInPods = map[string]struct {
 	}, api.ExitNoEndpoint, "balancer", "no ready endpoint on the node node9 of pod other-1"},
 	"a mesh that gives no answer": {func(_ *testing.T, f *facts) {
 		f.redirected()
-		f.Trip.Answer, f.Trip.Status = trip.Step{Failure: trip.Broken, Error: "EOF"}, 0
+		f.Trip.Answer, f.Trip.Status = trip.Step{Failure: transport.CodeFailed, Error: "EOF"}, 0
 	}, api.ExitMesh, "route", "port 15001 of the pod itself takes it: the service mesh Istio (container istio-proxy), and gives no answer"},
 	"a mesh that answers itself": {func(_ *testing.T, f *facts) {
 		f.redirected()

@@ -330,7 +330,7 @@ func (o *observer) dialEndpoints(ctx context.Context) {
 		first = append(first, e.to)
 	}
 	dial(first, maxDials)
-	refusing := api.Find(o.endpoints(), func(e endpoint) bool { return o.Dials[e.to].Failure == trip.Refused })
+	refusing := api.Find(o.endpoints(), func(e endpoint) bool { return o.Dials[e.to].Refused() })
 	if refusing == nil {
 		return
 	}

@@ -46,27 +46,28 @@ func Mark(r *http.Request) {
 	}
 }
 
-// Failure says how a step failed.
-type Failure string
-
-const (
-	Refused     Failure = "refused"     // a reset or an ICMP error came back at once
-	Unreachable Failure = "unreachable" // no route, or an ICMP error says so
-	TimedOut    Failure = "timed out"
-	NotFound    Failure = "not found" // the name does not exist
-	Broken      Failure = "broken"    // anything else
-)
-
 // Step is the result of one step. The zero Step was not made.
 type Step struct {
-	Done    bool    `json:"done,omitempty"` // it succeeded
-	Failure Failure `json:"failure,omitempty"`
-	Error   string  `json:"error,omitempty"`
-	Seconds float64 `json:"seconds,omitempty"`
+	Done    bool           `json:"done,omitempty"` // it succeeded
+	Failure transport.Code `json:"failure,omitempty"`
+	Error   string         `json:"error,omitempty"`
+	Seconds float64        `json:"seconds,omitempty"`
 }
 
 // Tried reports whether the step was made.
-func (s Step) Tried() bool { return s.Done || s.Failure != "" }
+func (s Step) Tried() bool { return s.Done || s.Failure != transport.CodeOK }
+
+// Refused reports that a reset or an ICMP error came back at once.
+func (s Step) Refused() bool { return s.Failure == transport.CodeRefused }
+
+// TimedOut reports that nobody answered.
+func (s Step) TimedOut() bool { return s.Failure == transport.CodeTimeout }
+
+// Unreachable reports that there is no route, or that an ICMP error says so.
+func (s Step) Unreachable() bool {
+	return slices.Contains([]transport.Code{transport.CodeHostUnreachable, transport.CodeNetUnreachable,
+		transport.CodeProhibited}, s.Failure)
+}
 
 // Result is what a trip saw.
 type Result struct {
@@ -251,20 +252,11 @@ func (t *Result) exchange(conn net.Conn, r *http.Request) {
 	t.Body = string(body)
 }
 
-var failures = map[transport.Code]Failure{
-	transport.CodeRefused: Refused, transport.CodeTimeout: TimedOut, transport.CodeHostUnreachable: Unreachable,
-	transport.CodeNetUnreachable: Unreachable, transport.CodeProhibited: Unreachable, transport.CodeFailed: Broken,
-}
-
 // stepOf returns the Step of an error, which may be nil.
 func stepOf(err error, began time.Time) Step {
 	s := Step{Seconds: time.Since(began).Seconds(), Done: err == nil}
-	if s.Done {
-		return s
-	}
-	s.Failure, s.Error = failures[transport.CodeOf(err)], transport.Describe(err)
-	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound && s.Failure != TimedOut {
-		s.Failure = NotFound
+	if !s.Done {
+		s.Failure, s.Error = transport.CodeOf(err), transport.Describe(err)
 	}
 	return s
 }

@@ -47,7 +47,7 @@ func TestRequestIsMarkedAndAnswered(t *testing.T) {
 }
 
 func TestRefusedConnectionIsNamed(t *testing.T) {
-	if r := goTo(t, t.Context(), "http://"+testenv.ClosedPort(t, "tcp").String()); r.Dial.Failure != Refused || r.Answer.Tried() {
+	if r := goTo(t, t.Context(), "http://"+testenv.ClosedPort(t, "tcp").String()); !r.Dial.Refused() || r.Answer.Tried() {
 		t.Errorf("%+v", r)
 	}
 }
@@ -61,7 +61,7 @@ func TestServerThatHangsIsLeftAtTheDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	r := goTo(t, ctx, "http://"+l.Addr().String()) // the kernel accepts
-	if !r.Dial.Done || r.Answer.Failure != TimedOut {
+	if !r.Dial.Done || !r.Answer.TimedOut() {
 		t.Errorf("%+v", r)
 	}
 }
