@@ -21,11 +21,7 @@ const expiresSoon = 15 * time.Minute
 
 // kubeconfig checks the user's kubeconfig, and whether the program of its credential plugin is there.
 func kubeconfig(_ context.Context, f *facts) api.Finding {
-	prepared, err := f.Prepare()
-	var c *client.Cluster
-	if err == nil {
-		c, err = f.Load(prepared)
-	}
+	prepared, c, err := f.Load()
 	if err != nil {
 		return failed(err, "no command of kubevpn knows which cluster to use")
 	}

@@ -30,9 +30,8 @@ import (
 
 // Config configures Run.
 type Config struct {
-	// Prepare reads the user's kubeconfig, and Load makes a client for it. Errors are *api.Error.
-	Prepare func() (client.Prepared, error)
-	Load    func(client.Prepared) (*client.Cluster, error)
+	// Load reads the user's kubeconfig, and makes a client for it. Errors are *api.Error.
+	Load func() (client.Prepared, *client.Cluster, error)
 	// Terminal is for a credential plugin that requires one. Others run without a terminal.
 	Terminal client.Terminal
 	// Timeout limits the first answer of the API server. 0: defaultTimeout.
@@ -40,8 +39,8 @@ type Config struct {
 	Settings api.ConnectSettings
 	Paths    config.Paths
 	Machine  string // its kind, if it is not a usual one: container, WSL 1, WSL 2
-	// Status asks the daemon. It returns nil and no error if none runs.
-	Status func(context.Context) (*api.Status, error)
+	// Status asks the daemon. If none runs, the status has no connections, and the version of this program.
+	Status func(context.Context) (api.Status, error)
 	// What the program of this machine knows: the state of the root helper's service, the routes that a connection
 	// would have, and a session with the traffic manager in a pod.
 	HelperService func(context.Context) (api.HelperService, error)
@@ -61,7 +60,7 @@ type facts struct {
 	prepared client.Prepared // by kubeconfig
 	cluster  *client.Cluster // by kubeconfig
 
-	status  func() (*api.Status, error)        // of the daemon; nil: none runs
+	status  func() (api.Status, error)         // of the daemon: see Config
 	manager func() (install.Inspection, error) // for checks that need an answer of the API server
 
 	// by session
@@ -77,7 +76,7 @@ func Run(ctx context.Context, cfg Config) api.Diagnosis {
 		cfg.Timeout = defaultTimeout
 	}
 	f := &facts{Config: cfg}
-	f.status = sync.OnceValues(func() (*api.Status, error) { return cfg.Status(ctx) })
+	f.status = sync.OnceValues(func() (api.Status, error) { return cfg.Status(ctx) })
 	f.manager = sync.OnceValues(func() (install.Inspection, error) {
 		ctx, cancel := context.WithTimeout(ctx, check.Timeout)
 		defer cancel()

@@ -46,11 +46,10 @@ func TestKubeconfigThatHangsMayEndLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := &facts{Config: Config{
-			Prepare: func() (client.Prepared, error) {
+			Load: func() (client.Prepared, *client.Cluster, error) {
 				time.Sleep(2 * check.Timeout)
-				return client.Prepared{}, nil
+				return client.Prepared{}, c, nil
 			},
-			Load: func(client.Prepared) (*client.Cluster, error) { return c, nil },
 		}}
 		if d := diagnose(t.Context(), f, []check.Check[*facts]{{Section: "s", Name: checkKubeconfig, Do: kubeconfig}}); d.Findings[0].Verdict != api.VerdictFailed {
 			t.Errorf("%+v", d.Findings[0])
@@ -77,10 +76,10 @@ func TestChecksNeedChecksThatExist(t *testing.T) {
 // It works without a kubeconfig and without a daemon.
 func TestRunWithoutAnything(t *testing.T) {
 	d := Run(t.Context(), Config{
-		Prepare: func() (client.Prepared, error) {
-			return client.Prepared{}, api.Errorf(api.ExitKubeconfig, "no kubeconfig").WithHint("--kubeconfig FILE")
+		Load: func() (client.Prepared, *client.Cluster, error) {
+			return client.Prepared{}, nil, api.Errorf(api.ExitKubeconfig, "no kubeconfig").WithHint("--kubeconfig FILE")
 		},
-		Status: func(context.Context) (*api.Status, error) { return nil, nil },
+		Status: func(context.Context) (api.Status, error) { return api.Status{Version: version.Full()}, nil },
 		Paths:  config.Paths{StateDir: t.TempDir() + "/not/yet"},
 	})
 	if len(d.Findings) != len(checks()) {
@@ -121,26 +120,26 @@ const (
 func TestDaemonReportsFaultsOfConnections(t *testing.T) {
 	broken := api.Errorf(api.ExitLost, "the root helper ended").WithHint("kubevpn connect")
 	for name, tt := range map[string]struct {
-		status *api.Status
+		status api.Status
 		err    error
 		want   finding
 	}{
-		"none runs":       {want: finding{fine, 0, "none runs", ""}},
+		"none runs":       {status: api.Status{Version: version.Full()}, want: finding{fine, 0, "0 connections", ""}},
 		"does not answer": {err: api.Errorf(api.ExitDaemon, "the daemon does not answer").WithHint("kill 1"), want: finding{fails, api.ExitDaemon, "does not answer", "kill 1"}},
-		"other version":   {status: &api.Status{Version: "2"}, want: finding{warns, 0, "the daemon is kubevpn 2", "kubevpn quit"}},
-		"connected": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{Status: api.StatusConnected}}},
+		"other version":   {status: api.Status{Version: "2"}, want: finding{warns, 0, "the daemon is kubevpn 2", "kubevpn quit"}},
+		"connected": {status: api.Status{Version: version.Full(), Connections: []api.Connection{{Status: api.StatusConnected}}},
 			want: finding{fine, 0, "1 connection", ""}},
-		"failed": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{ID: "c1", Status: api.StatusFailed, Error: broken}}},
+		"failed": {status: api.Status{Version: version.Full(), Connections: []api.Connection{{ID: "c1", Status: api.StatusFailed, Error: broken}}},
 			want: finding{fails, api.ExitLost, "c1", "kubevpn connect"}},
-		"reconnecting": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{Status: api.StatusReconnecting, Error: broken}}},
+		"reconnecting": {status: api.Status{Version: version.Full(), Connections: []api.Connection{{Status: api.StatusReconnecting, Error: broken}}},
 			want: finding{warns, 0, "reconnecting", "kubevpn connect"}},
-		"probe": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{Checks: []api.Check{{What: "pod", Target: "10.1.1.1:80", Seen: "no answer"}}}}},
+		"probe": {status: api.Status{Version: version.Full(), Connections: []api.Connection{{Checks: []api.Check{{What: "pod", Target: "10.1.1.1:80", Seen: "no answer"}}}}},
 			want: finding{warns, 0, "did not reach the pod 10.1.1.1:80: no answer", "status"}},
-		"warning": {status: &api.Status{Version: version.Full(), Connections: []api.Connection{{Warnings: []string{"10.9.0.0/16 is not routed"}}}},
+		"warning": {status: api.Status{Version: version.Full(), Connections: []api.Connection{{Warnings: []string{"10.9.0.0/16 is not routed"}}}},
 			want: finding{warns, 0, "10.9.0.0/16 is not routed", "status"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &facts{status: func() (*api.Status, error) { return tt.status, tt.err }}
+			f := &facts{status: func() (api.Status, error) { return tt.status, tt.err }}
 			tt.want.check(t, daemon(t.Context(), f))
 		})
 	}
@@ -154,9 +153,9 @@ func TestResolverOf(t *testing.T) {
 	odd.Warnings = []string{"resolv.conf bypasses systemd-resolved"}
 	none.Mode, none.Warnings = osdns.ModeNone, []string{"no listener"}
 	for name, tt := range map[string]struct {
-		i               osdns.Inspection
-		running, fought bool
-		want            finding
+		i                 osdns.Inspection
+		connected, fought bool
+		want              finding
 	}{
 		"usual":                   {nm, false, false, finding{fine, 0, "nftables; the file is /etc/resolv.conf, which NetworkManager writes", ""}},
 		"fight":                   {nm, false, true, finding{warns, 0, "NetworkManager keeps changing", "lsof"}},
@@ -166,7 +165,7 @@ func TestResolverOf(t *testing.T) {
 		"bypass":                  {odd, false, false, finding{warns, 0, "bypasses", "stub-resolv.conf"}},
 		"nothing fits":            {none, false, false, finding{fails, api.ExitNetwork, "no listener", "nf_tables"}},
 	} {
-		t.Run(name, func(t *testing.T) { tt.want.check(t, resolverOf(tt.i, tt.running, tt.fought)) })
+		t.Run(name, func(t *testing.T) { tt.want.check(t, resolverOf(tt.i, tt.connected, tt.fought)) })
 	}
 }
 
@@ -256,7 +255,7 @@ func TestManagerVersion(t *testing.T) {
 
 func TestManagerRights(t *testing.T) {
 	f := &facts{
-		status:  func() (*api.Status, error) { return nil, nil },
+		status:  func() (api.Status, error) { return api.Status{}, nil },
 		manager: func() (install.Inspection, error) { return install.Inspection{Namespace: "team"}, nil },
 	}
 	finding{fine, 0, "it may read Services", ""}.check(t, managerRights(t.Context(), f))

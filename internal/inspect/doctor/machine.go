@@ -73,8 +73,6 @@ func daemon(_ context.Context, f *facts) api.Finding {
 	switch own := version.Full(); {
 	case err != nil:
 		return failed(err, "no command that uses the daemon works")
-	case status == nil:
-		return check.OK("none runs; `kubevpn connect` starts one")
 	case status.Version != own:
 		return warning("`kubevpn connect` fails while the daemon has connections", "kubevpn quit",
 			"the daemon is kubevpn %s, and this is %s", status.Version, own)
@@ -84,7 +82,8 @@ func daemon(_ context.Context, f *facts) api.Finding {
 			return found
 		}
 	}
-	return check.OK("it runs, with %s", api.Count(len(status.Connections), "connection"))
+	return check.OK("it has %s; `kubevpn connect` starts it if it does not run",
+		api.Count(len(status.Connections), "connection"))
 }
 
 // OfConnection returns the finding about a connection of the daemon.

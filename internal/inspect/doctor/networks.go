@@ -45,7 +45,7 @@ func resolver(ctx context.Context, f *facts) api.Finding {
 			"cannot read the machine's nameservers: %v", err)
 	}
 	status, err := f.status()
-	return resolverOf(i, status != nil || err != nil, changesAgain(ctx, i))
+	return resolverOf(i, len(status.Connections) > 0 || err != nil, changesAgain(ctx, i))
 }
 
 // changesAgain reports whether a file that changed just now changes once more.
@@ -57,8 +57,8 @@ func changesAgain(ctx context.Context, i osdns.Inspection) bool {
 	return err == nil && !now.Changed.Equal(i.Changed)
 }
 
-// resolverOf judges name resolution. running: a daemon runs. fought: a program keeps writing resolv.conf.
-func resolverOf(i osdns.Inspection, running, fought bool) api.Finding {
+// resolverOf judges name resolution. connected: the daemon may have connections. fought: a program keeps writing resolv.conf.
+func resolverOf(i osdns.Inspection, connected, fought bool) api.Finding {
 	switch warnings := strings.Join(i.Warnings, "; "); {
 	case i.Mode == osdns.ModeNone:
 		return broken(api.ExitNetwork, "`kubevpn connect` fails", "sudo modprobe nf_tables",
@@ -67,7 +67,7 @@ func resolverOf(i osdns.Inspection, running, fought bool) api.Finding {
 		return warning("programs may use other nameservers from one moment to the next; kubevpn follows each change",
 			"stop the program that writes the file: sudo lsof /etc/resolv.conf; ls -l /etc/resolv.conf",
 			"%s keeps changing %s", cmp.Or(i.Writer, "another program"), i.File)
-	case i.Edited && !running:
+	case i.Edited && !connected:
 		return warning("names do not resolve", "kubevpn connect   # its root helper puts the original back first",
 			"%s still has the edit of a kubevpn that was killed", i.File)
 	case i.Mode == osdns.ModeFile:
@@ -203,10 +203,7 @@ func overlap(ctx context.Context, f *facts) api.Finding {
 
 // connections returns the daemon's connections to this cluster.
 func (f *facts) connections() []api.Connection {
-	status, err := f.status()
-	if err != nil || status == nil {
-		return nil
-	}
+	status, _ := f.status() // the check of the daemon reports the error
 	return slices.DeleteFunc(slices.Clone(status.Connections), func(c api.Connection) bool {
 		return c.ClusterID != f.cluster.ID()
 	})

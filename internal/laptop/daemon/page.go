@@ -162,20 +162,16 @@ func (d *daemon) handleDoctor(w http.ResponseWriter, r *http.Request) {
 	req := asked.Connect
 	cfg := doctor.Config{
 		Settings: req.ConnectSettings, Paths: d.cfg.Paths, Machine: asked.Machine,
-		Prepare: func() (client.Prepared, error) {
+		Load: func() (p client.Prepared, c *client.Cluster, err error) {
 			if asked.KubeconfigError != nil {
-				return client.Prepared{}, asked.KubeconfigError
+				return p, nil, asked.KubeconfigError
 			}
-			return client.Prepared{Kubeconfig: req.Kubeconfig, Context: req.Context, Cluster: asked.Cluster,
-				Namespace: req.Namespace}, nil
+			p = client.Prepared{Kubeconfig: req.Kubeconfig, Context: req.Context, Cluster: asked.Cluster,
+				Namespace: req.Namespace}
+			c, err = client.Load(p.Kubeconfig, client.Options{Logger: d.logger})
+			return p, c, err
 		},
-		Load: func(p client.Prepared) (*client.Cluster, error) {
-			return client.Load(p.Kubeconfig, client.Options{Logger: d.logger})
-		},
-		Status: func(context.Context) (*api.Status, error) {
-			status := d.status()
-			return &status, nil
-		},
+		Status:        func(context.Context) (api.Status, error) { return d.status(), nil },
 		HelperService: hostservice.Status, Foresee: connection.Foresee, Try: connection.Try,
 	}
 	d.answer(w, http.StatusOK, doctor.Run(r.Context(), cfg))

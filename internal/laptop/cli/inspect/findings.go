@@ -2,8 +2,6 @@ package inspect
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -12,7 +10,6 @@ import (
 	"kubevpn/internal/inspect/doctor"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/laptop/cli/command"
-	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/connection"
 	"kubevpn/internal/laptop/hostservice"
@@ -31,16 +28,11 @@ func doctorConfig(f *command.Factory, kube *command.ClusterFlags) (doctor.Config
 	cfg := doctor.Config{
 		Settings: settings.ConnectSettings,
 		Terminal: f.LoginTerminal(), Timeout: timeout, Machine: f.Machine,
-		Prepare: func() (client.Prepared, error) { return kube.Prepare(&settings) },
-		Load:    f.LoadCluster,
-		Status: func(ctx context.Context) (*api.Status, error) {
-			status, err := f.Daemon().Status(ctx)
-			if errors.Is(err, daemonclient.ErrNoDaemon) {
-				return nil, nil
-			}
-			return &status, err
+		Load: func() (client.Prepared, *client.Cluster, error) {
+			s, err := kube.Load()
+			return s.Prepared, s.Cluster, err
 		},
-		HelperService: hostservice.Status, Foresee: connection.Foresee, Try: connection.Try,
+		Status: f.Status, HelperService: hostservice.Status, Foresee: connection.Foresee, Try: connection.Try,
 	}
 	cfg.Paths, err = f.Paths()
 	return cfg, err

@@ -151,8 +151,7 @@ func (o *reportOptions) findings(ctx context.Context, s command.Selection, faile
 	var text strings.Builder
 	printer := newFindingPrinter(&text)
 	cfg.Terminal, cfg.Found = client.Terminal{}, printer.finding
-	cfg.Prepare = func() (client.Prepared, error) { return s.Prepared, failed }
-	cfg.Load = func(client.Prepared) (*client.Cluster, error) { return s.Cluster, nil }
+	cfg.Load = func() (client.Prepared, *client.Cluster, error) { return s.Prepared, s.Cluster, failed }
 	doctor.Run(ctx, cfg)
 	printer.summary()
 	p.Text = text.String()
