@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"net"
 	"time"
 
@@ -77,9 +76,7 @@ func address(ctx context.Context, f *facts) api.Finding {
 	if err := f.cluster.Resolve(ctx); err != nil {
 		return failed(f.cluster.Explain(err), nothingWorks)
 	}
-	began := time.Now()
 	conn, err := f.cluster.DialContext(ctx, "tcp", path.Address)
-	took := milliseconds(time.Since(began))
 	switch {
 	case err != nil && path.Proxy != "":
 		e := f.cluster.Explain(err)
@@ -92,16 +89,14 @@ func address(ctx context.Context, f *facts) api.Finding {
 	defer conn.Close()
 	switch remote := conn.RemoteAddr(); {
 	case path.Jump != "":
-		return check.OK("by the SSH jump host %s, connected in %s", path.Jump, took)
+		return check.OK("by the SSH jump host %s", path.Jump)
 	case path.Proxy != "":
-		return check.OK("by the proxy %s, connected in %s", path.Proxy, took)
+		return check.OK("by the proxy %s", path.Proxy)
 	case remote != nil && remote.String() != path.Address:
-		return check.OK("directly to %s (%v), connected in %s", path.Address, remote, took)
+		return check.OK("directly to %s (%v)", path.Address, remote)
 	}
-	return check.OK("directly to %s, connected in %s", path.Address, took)
+	return check.OK("directly to %s", path.Address)
 }
-
-func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }
 
 // answer checks whether the API server answers and knows the user.
 func answer(ctx context.Context, f *facts) api.Finding {
@@ -114,21 +109,20 @@ func answer(ctx context.Context, f *facts) api.Finding {
 		}
 		return failed(err, nothingWorks)
 	}
-	began := time.Now()
 	v, err := discovery.ToServerVersionInterfaceWithContext(f.cluster.Kube().Discovery()).ServerVersionWithContext(ctx)
 	if err != nil {
 		return check.OK("it answers, and knows you")
 	}
-	return serverOf(v.GitVersion, time.Since(began))
+	return serverOf(v.GitVersion)
 }
 
 // serverOf judges the API server's version. A version of an unknown form passes.
-func serverOf(version string, took time.Duration) api.Finding {
+func serverOf(version string) api.Finding {
 	if v, err := utilversion.ParseGeneric(version); err == nil && v.LessThan(utilversion.MajorMinor(1, 31)) {
 		return warning("parts of kubevpn may not work", "kubectl version   # upgrade the cluster to 1.31 or newer",
 			"Kubernetes %s knows you; kubevpn is tested with 1.31 and newer", version)
 	}
-	return check.OK("Kubernetes %s knows you; round trip %s", version, milliseconds(took))
+	return check.OK("Kubernetes %s knows you", version)
 }
 
 // silent is the finding for an API server, or what is before it, that accepts a connection and never answers.

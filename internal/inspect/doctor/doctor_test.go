@@ -324,6 +324,6 @@ func TestServerOf(t *testing.T) {
 		"v1.30.14+k3s1":       {warns, 0, "v1.30.14+k3s1 knows you; kubevpn is tested with 1.31 and newer", "kubectl version"},
 		"master":              {fine, 0, "Kubernetes master", ""},
 	} {
-		t.Run(version, func(t *testing.T) { want.check(t, serverOf(version, time.Millisecond)) })
+		t.Run(version, func(t *testing.T) { want.check(t, serverOf(version)) })
 	}
 }
