@@ -75,12 +75,13 @@ func (o *observer) explain(ctx context.Context) api.Diagnosis {
 // observer collects facts.
 type observer struct {
 	facts
-	here trip.Runner // on this machine
-	mu   sync.Mutex  // guards Missing, Unsent and Policies; each other fact has one writer
+	here   trip.Runner // on this machine
+	lookup func(ctx context.Context, name, nameserver string) ([]netip.Addr, []string, trip.Step)
+	mu     sync.Mutex // guards Missing, Unsent and Policies; each other fact has one writer
 }
 
 func newObserver(cfg Config) *observer {
-	o := &observer{here: trip.Run, facts: facts{
+	o := &observer{here: trip.Run, lookup: trip.Lookup, facts: facts{
 		Config: cfg, Port: trip.Port(cfg.Request.URL),
 		Dials: map[netip.AddrPort]trip.Step{}, Local: map[string]trip.Step{}, Missing: map[object]string{},
 	}}
@@ -234,8 +235,7 @@ func (o *observer) askClusterDNS(ctx context.Context) {
 	}
 	name := fmt.Sprintf("%s.%s.svc.%s.", o.Name, o.Namespace, dns.Domain)
 	at := netip.AddrPortFrom(dns.Servers[0], 53).String()
-	r, _ := o.here(ctx, trip.Errand{Name: name, Nameserver: at}) // without an answer, it is unknown
-	o.ClusterDNS = r.Result
+	o.ClusterDNS.Addresses, _, o.ClusterDNS.Lookup = o.lookup(ctx, name, at)
 }
 
 // read returns what from reads within readTimeout. If that fails, read notes why and returns the zero value.

@@ -70,6 +70,10 @@ func TestExplanationComesInTimeWhateverHangs(t *testing.T) {
 					}
 					return r, nil
 				}
+				o.lookup = func(ctx context.Context, _, _ string) ([]netip.Addr, []string, trip.Step) {
+					<-ctx.Done()
+					return nil, nil, silence
+				}
 				if tt.fromPod {
 					o.Pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "other-1", Namespace: "other"}}
 					o.Source = o.Pod

@@ -27,15 +27,12 @@ const (
 	maxTimeout = 10 * time.Minute
 )
 
-// Errand is a task for Run: to send a request, to resolve a name, and to connect to addresses. Each part is optional. A
-// program in a pod receives it as JSON.
+// Errand is a task for Run: to send a request, and to connect to addresses. Each part is optional. A program in a pod
+// receives it as JSON.
 type Errand struct {
 	Method string      `json:"method,omitempty"`
 	URL    string      `json:"url,omitempty"` // empty: no request
 	Header http.Header `json:"header,omitempty"`
-
-	Name       string `json:"name,omitempty"` // to resolve; empty: none
-	Nameserver string `json:"nameserver,omitempty"`
 
 	Dial []netip.AddrPort `json:"dial,omitempty"` // to connect to, and to disconnect from at once
 
@@ -49,7 +46,7 @@ func NewErrand(r *http.Request) Errand {
 
 // Report is the result of an errand.
 type Report struct {
-	Result Result                  `json:"result"` // of the request or the name
+	Result Result                  `json:"result"` // of the request
 	Dials  map[netip.AddrPort]Step `json:"dials,omitempty"`
 }
 
@@ -73,8 +70,7 @@ func Run(ctx context.Context, e Errand) (Report, error) {
 		})
 	}
 	defer all.Wait()
-	switch {
-	case e.URL != "":
+	if e.URL != "" {
 		req, err := http.NewRequestWithContext(ctx, e.Method, e.URL, http.NoBody)
 		if err != nil {
 			return r, err
@@ -83,8 +79,6 @@ func Run(ctx context.Context, e Errand) (Report, error) {
 			req.Host = e.Header.Get("Host")
 		}
 		r.Result = send(req)
-	case e.Name != "":
-		r.Result.Addresses, r.Result.Nameservers, r.Result.Lookup = lookup(ctx, e.Name, e.Nameserver)
 	}
 	all.Wait()
 	return r, nil

@@ -97,7 +97,7 @@ func send(r *http.Request) Result {
 	if ip, err := netip.ParseAddr(r.URL.Hostname()); err == nil {
 		t.Addresses = []netip.Addr{ip.Unmap()}
 	} else {
-		t.Addresses, t.Nameservers, t.Lookup = lookup(ctx, r.URL.Hostname(), "")
+		t.Addresses, t.Nameservers, t.Lookup = Lookup(ctx, r.URL.Hostname(), "")
 		t.Resolver = resolverSettings()
 	}
 	if len(t.Addresses) == 0 {
@@ -149,9 +149,9 @@ func Port(u *url.URL) uint16 {
 	return uint16(port)
 }
 
-// lookup resolves a name as programs of this machine do, or at a nameserver (ADDRESS:PORT). It returns the nameservers
+// Lookup resolves a name as programs of this machine do, or at a nameserver (ADDRESS:PORT). It returns the nameservers
 // that were asked.
-func lookup(ctx context.Context, name, nameserver string) (addresses []netip.Addr, asked []string, s Step) {
+func Lookup(ctx context.Context, name, nameserver string) (addresses []netip.Addr, asked []string, s Step) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	var mu sync.Mutex
