@@ -29,10 +29,10 @@ func (l *laptop) reports(t *testing.T, s *shop) {
 	testenv.Eventually(t, soon, func() error { // the kubelet serves the log of a new container late
 		tries++
 		file := filepath.Join(l.home, fmt.Sprintf("report-%d.tar.gz", tries))
-		all = l.must(t, "kubevpn", "report", "--file", file, "-n", s.namespace)
+		all = l.must(t, "kubevpn", "report", "--file", file, "-n", s.namespace, "--why", "http://shop."+s.namespace+"/")
 		files = unpack(t, file)
 		for part, content := range map[string]string{
-			"daemon.log": "level=INFO", "status.json": `"workload": "` + s.workload + `"`, "cluster.txt": "API server v",
+			"daemon.log": "level=INFO", "status.json": `"workload": "` + s.workload + `"`, "cluster.txt": "API server v", "why.txt": " answer ",
 			"routes.txt": "kubevpn", "rules.txt": "table", "resolver.txt": "nameserver",
 			"-manager.log": "msg=", "kubevpn-agent-1.log": "protocol",
 		} {

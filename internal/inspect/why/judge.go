@@ -76,20 +76,21 @@ func explanation(ctx context.Context, f *facts) api.Diagnosis {
 	list := []check.Check[*judge]{check.New(section, checkSender, "", sender)}
 	for _, hop := range []struct {
 		name    string
+		needs   string
 		seconds float64 // 0: nobody waited for it
 		judge   func(*judge) api.Finding
 	}{
-		{"connection", 0, (*judge).connection},
-		{"name", f.Trip.Lookup.Seconds, (*judge).name},
-		{"route", 0, (*judge).route},
-		{"balancer", 0, (*judge).balancer},
-		{"policy", 0, (*judge).policy},
-		{"dial", f.Trip.Dial.Seconds, (*judge).dial},
-		{"agent", 0, (*judge).agent},
-		{"program", 0, (*judge).program},
-		{"answer", f.Trip.Answer.Seconds, (*judge).answer},
+		{"connection", checkSender, 0, (*judge).connection},
+		{"name", checkSender, f.Trip.Lookup.Seconds, (*judge).name},
+		{"route", checkSender, 0, (*judge).route},
+		{"balancer", "", 0, (*judge).balancer},
+		{"policy", "", 0, (*judge).policy},
+		{"dial", checkSender, f.Trip.Dial.Seconds, (*judge).dial},
+		{"agent", checkSender, 0, (*judge).agent},
+		{"program", checkSender, 0, (*judge).program},
+		{"answer", checkSender, f.Trip.Answer.Seconds, (*judge).answer},
 	} {
-		list = append(list, check.New(section, hop.name, checkSender, func(_ context.Context, j *judge) api.Finding {
+		list = append(list, check.New(section, hop.name, hop.needs, func(_ context.Context, j *judge) api.Finding {
 			found := hop.judge(j)
 			found.Seconds = hop.seconds
 			return found

@@ -57,7 +57,7 @@ func TestExplanationComesInTimeWhateverHangs(t *testing.T) {
 			skipped: []string{"route", "balancer", "policy", "dial", "agent", "program", "answer"}},
 		"what comes after the endpoints, from a pod": {fromPod: true, code: api.ExitUnexpected, api: silentAPI{
 			"/api/v1/namespaces/shop/services/web": serviceWeb, "/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices": slicesOfWeb},
-			skipped: []string{"connection", "name", "route", "balancer", "policy", "dial", "agent", "program", "answer"}},
+			skipped: []string{"connection", "name", "route", "policy", "dial", "agent", "program", "answer"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -70,6 +70,12 @@ func (p *findingPrinter) finding(f api.Finding) {
 	p.details("fix:", strings.Split(f.Fix, "\n")...)
 }
 
+func (p *findingPrinter) findings(d api.Diagnosis) {
+	for _, f := range d.Findings {
+		p.finding(f)
+	}
+}
+
 // details prints the lines that are not empty, with a label before the first one.
 func (p *findingPrinter) details(label string, lines ...string) {
 	for _, line := range lines {

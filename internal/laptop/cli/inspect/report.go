@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/inspect/doctor"
 	"kubevpn/internal/inspect/report"
+	"kubevpn/internal/inspect/why"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
@@ -26,6 +28,8 @@ type reportOptions struct {
 	f       *command.Factory
 	kube    command.ClusterFlags
 	file    string
+	url     string
+	request *http.Request // of url; nil: none
 	timeout time.Duration // for the first answer of the API server; 0: none
 	output  *term.Format
 }
@@ -37,19 +41,23 @@ func newReport(f *command.Factory) *cobra.Command {
 		Short: "Write logs, states and versions to an archive for an issue",
 		Long: "Write one archive for an issue about kubevpn: versions, settings, the status and the log of the\n" +
 			"daemon, the findings of `kubevpn doctor`, routes, rules and name resolution of this machine, and the\n" +
-			"state and the logs of the traffic manager, the gateways and the agents. The command changes nothing.\n" +
-			"It needs neither a daemon nor a cluster: the archive lists what is missing, and why. kubevpn replaces\n" +
-			"the secrets that it knows or recognizes. Look at the files before you send the archive.",
+			"state and the logs of the traffic manager, the gateways and the agents. With --why, it sends one request\n" +
+			"and adds what `kubevpn why` finds. The command changes nothing. It needs neither a daemon nor a\n" +
+			"cluster: the archive lists what is missing, and why. kubevpn replaces the secrets that it knows or\n" +
+			"recognizes. Look at the files before you send the archive.",
 		Example: command.Examples(
 			"Write an archive to the current directory", "kubevpn report",
 			"Include agents in the namespace shop, and choose the file",
 			"kubevpn report -n shop --file /tmp/report.tar.gz",
+			"Explain a request that fails", "kubevpn report --why http://web.default/",
 		),
 		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().StringVar(&o.file, "file", "",
 		"file to create, which must not exist (default: kubevpn-report-TIME.tar.gz in the current directory)")
+	cmd.Flags().StringVar(&o.url, "why", "", "URL of a GET request to send from this machine and to explain")
+	command.CompleteWith(cmd, "why", cobra.NoFileCompletions)
 	o.kube.AddTo(cmd, f)
 	config.AddFlags(cmd, config.KeyManagerNamespace)
 	o.output.AddTo(cmd)
@@ -60,6 +68,11 @@ func (o *reportOptions) run(ctx context.Context) error {
 	var err error
 	if o.timeout, err = o.kube.Timeout(); err != nil {
 		return err
+	}
+	if o.url != "" {
+		if o.request, err = (&whyOptions{method: http.MethodGet, timeout: why.Timeout}).request(o.url); err != nil {
+			return err
+		}
 	}
 	name := o.file
 	if name == "" {
@@ -172,5 +185,23 @@ func (o *reportOptions) cluster(ctx context.Context, s command.Selection, err er
 	for _, i := range status.Intercepts {
 		from.Intercepted = append(from.Intercepted, i.Namespace)
 	}
-	return from.Collect(ctx)
+	return report.Collect(ctx,
+		func(ctx context.Context) []report.Part { return o.explanation(ctx, s.Cluster) }, from.Collect)
+}
+
+// explanation returns what `kubevpn why` finds about the request of --why.
+func (o *reportOptions) explanation(ctx context.Context, c *client.Cluster) []report.Part {
+	if o.request == nil {
+		return nil
+	}
+	p := report.Part{Name: "why.txt", About: "what `kubevpn why " + o.url + "` finds"}
+	var cfg why.Config
+	if cfg, p.Err = whyConfig(ctx, o.f, c, o.request, why.Timeout); p.Err == nil {
+		var text strings.Builder
+		printer := newFindingPrinter(&text)
+		printer.findings(why.Explain(ctx, cfg))
+		printer.summary()
+		p.Text = text.String()
+	}
+	return []report.Part{p}
 }

@@ -121,8 +121,8 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 	if err != nil {
 		return err
 	}
-	cfg := why.Config{Kube: l.Kube(), Request: req, Timeout: o.timeout}
-	if err := o.connection(ctx, l.Cluster, &cfg); err != nil {
+	cfg, err := whyConfig(ctx, o.f, l.Cluster, req, o.timeout)
+	if err != nil {
 		return err
 	}
 	if o.from != "" {
@@ -137,33 +137,34 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 	p.Stop()
 	printer := newFindingPrinter(o.f.Out)
 	if o.output.ForPeople() {
-		for _, f := range d.Findings {
-			printer.finding(f)
-		}
+		printer.findings(d)
 	}
 	return printer.finish(o.output, d)
 }
 
-// connection adds what the daemon knows of the connection to the cluster, and of its intercepts.
-func (o *whyOptions) connection(ctx context.Context, c *client.Cluster, cfg *why.Config) error {
-	status, err := o.f.Status(ctx)
+// whyConfig returns the configuration for a request, with what the daemon knows of the connection to the cluster, and of
+// its intercepts.
+func whyConfig(ctx context.Context, f *command.Factory, c *client.Cluster, req *http.Request,
+	timeout time.Duration) (why.Config, error) {
+	cfg := why.Config{Kube: c.Kube(), Request: req, Timeout: timeout}
+	status, err := f.Status(ctx)
 	if err != nil {
-		return err
+		return cfg, err
 	}
 	n := slices.IndexFunc(status.Connections, func(s api.Connection) bool { return s.ClusterID == c.ID() })
 	if n < 0 {
-		return api.Errorf(api.ExitNotConnected, "this machine is not connected to the cluster %s", c.Name()).
+		return cfg, api.Errorf(api.ExitNotConnected, "this machine is not connected to the cluster %s", c.Name()).
 			WithHint("`kubevpn connect` connects it")
 	}
 	cfg.Connection = status.Connections[n]
-	ours := func(i api.Intercept) bool { return i.Connection == cfg.Connection.ID }
-	if !slices.ContainsFunc(status.Intercepts, ours) {
-		return nil
+	if slices.ContainsFunc(status.Intercepts, func(i api.Intercept) bool {
+		return i.Connection == cfg.Connection.ID
+	}) {
+		cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
+			return f.Daemon().Trace(ctx, req.Header.Get(api.TraceHeader))
+		}
 	}
-	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
-		return o.f.Daemon().Trace(ctx, cfg.Request.Header.Get(api.TraceHeader))
-	}
-	return nil
+	return cfg, nil
 }
 
 // source lets a pod of --from send the request. It asks the user before it adds a container.
