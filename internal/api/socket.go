@@ -13,7 +13,6 @@ const (
 	PathLeave      = "/v1/leave"      // POST a LeaveRequest; answers lines of Event
 	PathStatus     = "/v1/status"     // GET a Status
 	PathTrace      = "/v1/trace"      // POST a TraceRequest; answers []InterceptTrace
-	PathDaemon     = "/v1/daemon"     // GET a DaemonInfo
 	PathFlows      = "/v1/flows"      // GET with ParamLimit and ParamFollow; answers lines of FlowList
 	PathDNS        = "/v1/dns"        // GET with ParamFollow and ParamAll; answers lines of DNSQuery
 	PathPage       = "/v1/page"       // POST a PageRequest; answers a Page
@@ -30,11 +29,3 @@ const (
 // StatusNeedsHelper is the HTTP status of PathConnect and PathIntercept if the daemon has no root helper. The CLI then
 // hands one over and sends the request again.
 const StatusNeedsHelper = 428
-
-// DaemonInfo describes the daemon that serves the socket.
-type DaemonInfo struct {
-	Version     string `json:"version"` // as version.Full
-	PID         int    `json:"pid"`
-	Connections int    `json:"connections"` // without failed ones
-	Helper      bool   `json:"helper"`      // the daemon has a root helper
-}

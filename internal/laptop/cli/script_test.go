@@ -426,6 +426,9 @@ func (d *fakeDaemon) handler() http.Handler {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		s := api.Status{Version: d.version, Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
+		if d.helper {
+			s.Helper = "sudo"
+		}
 		for _, c := range d.connections {
 			s.Connections = append(s.Connections, c)
 		}
@@ -433,11 +436,6 @@ func (d *fakeDaemon) handler() http.Handler {
 			s.Intercepts = append(s.Intercepts, i)
 		}
 		json.NewEncoder(w).Encode(s)
-	})
-	mux.HandleFunc("GET "+api.PathDaemon, func(w http.ResponseWriter, r *http.Request) {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		json.NewEncoder(w).Encode(api.DaemonInfo{Version: d.version, PID: os.Getpid(), Connections: len(d.connections), Helper: d.helper})
 	})
 	mux.HandleFunc("POST "+api.PathQuit, func(w http.ResponseWriter, r *http.Request) {
 		select {

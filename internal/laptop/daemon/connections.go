@@ -282,13 +282,6 @@ func (cs *connections) activeLocked() int {
 	return n
 }
 
-// counts returns the number of connections that have not failed, and whether there is a helper.
-func (cs *connections) counts() (connections int, helper bool) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	return cs.activeLocked(), cs.host != nil
-}
-
 // starter returns what started the helper process, or "" if there is none.
 func (cs *connections) starter() string {
 	cs.mu.Lock()

@@ -46,8 +46,8 @@ func TestDisconnectEndsTheConnectionAndTheHelper(t *testing.T) {
 		t.Errorf("connect = %+v, want two steps and the connection", got)
 	}
 
-	if info := r.info(); info.Version != version.Full() || info.PID != os.Getpid() || info.Connections != 1 || !info.Helper {
-		t.Errorf("daemon = %+v", info)
+	if s := r.whole(); s.Version != version.Full() || len(s.Connections) != 1 || s.Helper != "sudo" {
+		t.Errorf("daemon = %+v", s)
 	}
 
 	ended := r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"id-a"}})
@@ -65,7 +65,7 @@ func TestDisconnectEndsTheConnectionAndTheHelper(t *testing.T) {
 
 func TestDisconnectFailsForAnUnknownID(t *testing.T) {
 	r := start(t)
-	got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"nope"}}).last().Error
+	got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"nope"}}).err
 	if got == nil || got.Code != api.ExitNotConnected || got.Message != "no connection has the ID nope" {
 		t.Errorf("error = %+v", got)
 	}
@@ -350,7 +350,9 @@ func TestStatusShowsAFailedConnection(t *testing.T) {
 
 	c = r.connect("b")
 	c.end <- nil
-	testenv.Until(t, "it has failed", func() bool { return r.info().Connections == 1 })
+	testenv.Until(t, "it has failed", func() bool {
+		return slices.ContainsFunc(r.status(), func(c api.Connection) bool { return c.Status == api.StatusFailed })
+	})
 	if got := r.status()[1]; got.Error == nil || got.Error.Code != api.ExitLost || got.Error.Message != "the connection ended" {
 		t.Errorf("error = %+v", got.Error)
 	}
@@ -472,7 +474,7 @@ func TestIdleDaemonEnds(t *testing.T) {
 		staysFor("a connection")
 		c.end <- errors.New("lost")
 		staysFor("a failed connection")
-		if err := d.connections.disconnect(api.DisconnectRequest{All: true}, func(api.Event) {}); err != nil {
+		if err := d.connections.disconnect(t.Context(), api.DisconnectRequest{All: true}, func(api.Event) {}); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(idleTimeout - time.Nanosecond)
@@ -490,7 +492,7 @@ func TestSecondDaemonFails(t *testing.T) {
 	if !errors.Is(err, ErrRunning) {
 		t.Errorf("a second daemon = %v, want ErrRunning", err)
 	}
-	r.info() // the first one still answers
+	r.status() // the first one still answers
 }
 
 func TestOtherUsersAreRejected(t *testing.T) {

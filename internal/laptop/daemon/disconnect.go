@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"slices"
 
@@ -10,7 +11,7 @@ import (
 
 // disconnect ends the connections that req names, also failed ones, after the intercepts on them. It emits each end. If
 // no connection is left, the helper has ended when disconnect returns.
-func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event)) error {
+func (cs *connections) disconnect(_ context.Context, req api.DisconnectRequest, emit func(api.Event)) error {
 	ending, err := cs.named(req)
 	if err != nil {
 		return err
@@ -86,7 +87,7 @@ func (cs *connections) shutDown(emit func(api.Event)) error {
 	cs.metrics.close()
 	cs.discardPreparedLocked()
 	cs.mu.Unlock()
-	err := cs.disconnect(api.DisconnectRequest{All: true}, emit)
+	err := cs.disconnect(context.Background(), api.DisconnectRequest{All: true}, emit)
 	cs.mu.Lock()
 	cs.closeHelperLocked()
 	cs.mu.Unlock()

@@ -53,6 +53,8 @@ func newFakeHelper() *fakeHelper {
 	return &fakeHelper{done: make(chan struct{}), changes: make(chan api.NetworkApplied)}
 }
 
+func (h *fakeHelper) Starter() string { return "sudo" }
+
 func (h *fakeHelper) Changes() <-chan api.NetworkApplied { return h.changes }
 
 func (h *fakeHelper) CreateTUN(_ context.Context, name string, _ int) (*os.File, error) {
@@ -430,7 +432,7 @@ func (r *rig) goPost(ctx context.Context, path string, body any) <-chan call {
 // connect makes a connection, and passes a helper to the daemon if it has none.
 func (r *rig) connect(name string) *fakeConnection {
 	r.t.Helper()
-	if !r.info().Helper {
+	if r.whole().Helper == "" {
 		if err := r.handOver(); err != nil {
 			r.t.Fatal(err)
 		}
@@ -463,8 +465,8 @@ func fetch[T any](r *rig, path string) T {
 	return v
 }
 
-func (r *rig) status() []api.Connection { return fetch[api.Status](r, api.PathStatus).Connections }
-func (r *rig) info() api.DaemonInfo     { return fetch[api.DaemonInfo](r, api.PathDaemon) }
+func (r *rig) status() []api.Connection { return r.whole().Connections }
+func (r *rig) whole() api.Status        { return fetch[api.Status](r, api.PathStatus) }
 
 // wait receives from c, or fails the test.
 func wait[T any](t *testing.T, c <-chan T, what string) T {

@@ -239,7 +239,7 @@ func (is *intercepts) releaseAndReport(held []*interceptTask, emit func(api.Even
 }
 
 // leave ends the intercepts that req names, also failed ones. It emits each end.
-func (is *intercepts) leave(req api.LeaveRequest, emit func(api.Event)) error {
+func (is *intercepts) leave(_ context.Context, req api.LeaveRequest, emit func(api.Event)) error {
 	ending, err := is.named(req)
 	if err != nil {
 		return err

@@ -388,7 +388,7 @@ func TestLeaveSelectsByNameNamespaceAndID(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := r.mustPost(api.PathLeave, tt.req).last().Error
+			got := r.mustPost(api.PathLeave, tt.req).err
 			if got == nil || got.Code != tt.code || !strings.Contains(got.Hint, tt.hint) {
 				t.Errorf("error = %+v, want %d, with %q", got, tt.code, tt.hint)
 			}

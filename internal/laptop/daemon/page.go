@@ -87,9 +87,11 @@ func (p *servedPage) lastRequest() api.PageRequest {
 func (d *daemon) pageHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /updates", d.handleUpdates)
-	mux.HandleFunc("POST /requests", func(w http.ResponseWriter, r *http.Request) {
-		d.serveRequests(w, r, func(req *api.RequestsRequest) { req.Redact = d.page.lastRequest().Redact })
-	})
+	mux.HandleFunc("POST /requests", streaming(d,
+		func(ctx context.Context, req api.RequestsRequest, emit func(api.Record)) error {
+			req.Redact = d.page.lastRequest().Redact
+			return d.connections.intercepts.requests(ctx, req, emit)
+		}))
 	mux.HandleFunc("POST /curl", answering(d, toCurl))
 	mux.HandleFunc("POST /har", d.handleHAR)
 	mux.HandleFunc("POST /doctor", d.handleDoctor)

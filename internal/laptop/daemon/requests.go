@@ -2,32 +2,11 @@ package daemon
 
 import (
 	"context"
-	"net/http"
 
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
 )
-
-func (d *daemon) handleRequests(w http.ResponseWriter, r *http.Request) {
-	d.serveRequests(w, r, func(*api.RequestsRequest) {})
-}
-
-// serveRequests answers a request with lines of Record, after change has changed the request.
-func (d *daemon) serveRequests(w http.ResponseWriter, r *http.Request, change func(*api.RequestsRequest)) {
-	var req api.RequestsRequest
-	if !d.read(w, r, maxRequest, &req) {
-		return
-	}
-	change(&req)
-	s := &stream{w: w}
-	err := d.connections.intercepts.requests(r.Context(), req, func(record api.Record) {
-		_ = s.line(record) // as for send
-	})
-	if err != nil {
-		d.refuse(w, s, err)
-	}
-}
 
 // requests emits what is recorded of the requests of the intercepts that req names. It returns an error if one ends
 // before ctx does.

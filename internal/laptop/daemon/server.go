@@ -1,12 +1,12 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -22,22 +22,16 @@ const maxRequest = 4 << 20
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathPrepare, answering(d, d.connections.prepare))
-	mux.HandleFunc("POST "+api.PathConnect, handleBegin(d, d.connections.connect))
-	mux.HandleFunc("POST "+api.PathDisconnect, handleEnd(d, d.connections.disconnect))
-	mux.HandleFunc("POST "+api.PathIntercept, handleBegin(d, d.connections.intercept))
-	mux.HandleFunc("POST "+api.PathRequests, d.handleRequests)
-	mux.HandleFunc("POST "+api.PathLeave, handleEnd(d, d.connections.intercepts.leave))
-	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
+	mux.HandleFunc("POST "+api.PathConnect, streaming(d, d.connections.connect))
+	mux.HandleFunc("POST "+api.PathDisconnect, streaming(d, d.connections.disconnect))
+	mux.HandleFunc("POST "+api.PathIntercept, streaming(d, d.connections.intercept))
+	mux.HandleFunc("POST "+api.PathRequests, streaming(d, d.connections.intercepts.requests))
+	mux.HandleFunc("POST "+api.PathLeave, streaming(d, d.connections.intercepts.leave))
+	mux.HandleFunc("POST "+api.PathQuit, streaming(d, d.shutDown))
 	mux.HandleFunc("POST "+api.PathTrace, answering(d, d.connections.intercepts.trace))
 	mux.HandleFunc("POST "+api.PathPage, answering(d, d.servePage))
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
 		d.answer(w, http.StatusOK, d.status())
-	})
-	mux.HandleFunc("GET "+api.PathDaemon, func(w http.ResponseWriter, r *http.Request) {
-		connections, helper := d.connections.counts()
-		d.answer(w, http.StatusOK, api.DaemonInfo{
-			Version: version.Full(), PID: os.Getpid(), Connections: connections, Helper: helper,
-		})
 	})
 	mux.HandleFunc("GET "+api.PathFlows, d.handleFlows)
 	mux.HandleFunc("GET "+api.PathDNS, d.handleDNS)
@@ -88,24 +82,25 @@ func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
 	case !s.opened:
 		d.answer(w, http.StatusInternalServerError, api.AsError(err))
 	default:
-		s.send(api.Event{Error: api.AsError(err)})
+		_ = s.line(api.Event{Error: api.AsError(err)})
 	}
 }
 
-// handleBegin returns a handler for requests that begin a connection or intercepts. The client may interrupt them.
-func handleBegin[T any](
-	d *daemon, begin func(ctx context.Context, req T, emit func(api.Event)) error,
+// streaming returns a handler that answers a request with the lines that serve emits. The client may interrupt the
+// request: see untilReleased.
+func streaming[T, L any](
+	d *daemon, serve func(ctx context.Context, req T, emit func(L)) error,
 ) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var req T
-		if err := json.NewDecoder(io.LimitReader(r.Body, maxRequest)).Decode(&req); err != nil {
-			d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "cannot read the request: %w", err))
+		if !d.read(w, r, maxRequest, &req) {
 			return
 		}
 		ctx, done := d.untilReleased(w, r)
 		defer done()
 		s := &stream{w: w}
-		if err := begin(ctx, req, s.send); err != nil {
+		// When the client has gone away, the request's context ends.
+		if err := serve(ctx, req, func(line L) { _ = s.line(line) }); err != nil {
 			d.refuse(w, s, err)
 		}
 	}
@@ -130,33 +125,20 @@ func (d *daemon) untilReleased(w http.ResponseWriter, r *http.Request) (ctx cont
 	return ctx, cancel
 }
 
-// handleEnd returns a handler that ends the intercepts or connections that a request names.
-func handleEnd[T any](d *daemon, end func(req T, emit func(api.Event)) error) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var req T
-		if !d.read(w, r, maxRequest, &req) {
-			return
-		}
-		s := &stream{w: w}
-		if err := end(req, s.send); err != nil {
-			s.send(api.Event{Error: api.AsError(err)})
-		}
-	}
+func (d *daemon) shutDown(_ context.Context, _ struct{}, emit func(api.Event)) error {
+	defer d.quit.Raise()
+	return d.connections.shutDown(emit)
 }
 
-func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
-	s := &stream{w: w}
-	if err := d.connections.shutDown(s.send); err != nil {
-		s.send(api.Event{Error: api.AsError(err)})
-	}
-	d.quit.Raise()
-}
-
-// read decodes the request's body, or answers with the error.
+// read decodes the request's body, if there is one, or answers with the error. Only a body of known length has nothing
+// else: see untilReleased.
 func (d *daemon) read(w http.ResponseWriter, r *http.Request, limit int64, into any) bool {
+	if r.ContentLength == 0 {
+		return true
+	}
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
 	err := dec.Decode(into)
-	if err == nil && dec.More() {
+	if err == nil && r.ContentLength > 0 && dec.More() {
 		err = errors.New("unexpected data after the request")
 	}
 	if err != nil {
@@ -183,19 +165,14 @@ type stream struct {
 	opened bool
 }
 
-// send writes one line, and sets the time of e if it has none. It ignores errors: when the client has gone away, the
-// request's context ends.
-func (s *stream) send(e api.Event) {
-	if e.Time.IsZero() {
-		e.Time = time.Now()
-	}
-	_ = s.line(e)
-}
-
-// line writes one line.
+// line writes one line, and sets the time of an event that has none.
 func (s *stream) line(v any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if e, ok := v.(api.Event); ok {
+		e.Time = cmp.Or(e.Time, time.Now())
+		v = e
+	}
 	if !s.opened {
 		s.opened = true
 		s.w.Header().Set("Content-Type", "application/x-ndjson")

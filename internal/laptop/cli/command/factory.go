@@ -95,10 +95,10 @@ func (f *Factory) Version(ctx context.Context) (api.Version, error) {
 		Version:  version.String(), Commit: version.Commit(), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Image: config.Default().Image,
 	}
-	info, err := f.Daemon().Info(ctx)
+	status, err := f.Daemon().Status(ctx)
 	switch {
 	case err == nil:
-		v.Daemon = &info.Version
+		v.Daemon = &status.Version
 	case !errors.Is(err, daemonclient.ErrNoDaemon):
 		return v, err
 	}

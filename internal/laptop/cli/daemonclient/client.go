@@ -189,20 +189,11 @@ func query[T any](ctx context.Context, c *Client, method, path string, body any)
 
 // call sends a request and returns its answer.
 func call[T any](ctx context.Context, c *Client, method, path string, body any) (answer T, err error) {
-	resp, err := c.do(ctx, method, path, body)
-	if err != nil {
-		return answer, err
-	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
-		return answer, c.explain(ctx, err)
-	}
-	return answer, nil
-}
-
-// Info returns the version of the daemon and whether it has a root helper.
-func (c *Client) Info(ctx context.Context) (api.DaemonInfo, error) {
-	return query[api.DaemonInfo](ctx, c, http.MethodGet, api.PathDaemon, nil)
+	err = lines(ctx, c, method, path, body, func(line T) error {
+		answer = line
+		return nil
+	})
+	return answer, err
 }
 
 // Status returns the connections and intercepts.
@@ -232,32 +223,23 @@ func (c *Client) Leave(ctx context.Context, req api.LeaveRequest, on func(api.Ev
 
 // Requests calls on with the records of an intercept, until they end, ctx ends or on returns an error.
 func (c *Client) Requests(ctx context.Context, req api.RequestsRequest, on func(*api.Record) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	resp, err := c.do(ctx, http.MethodPost, api.PathRequests, req)
-	if errors.Is(err, ErrNoDaemon) {
-		return api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", req.Workload).
-			WithHint("`kubevpn proxy` intercepts a workload")
-	} else if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	return readLines(ctx, c, resp.Body, func(r api.Record) error {
+	err := lines(ctx, c, http.MethodPost, api.PathRequests, req, func(r api.Record) error {
 		if r.Error != nil {
 			return r.Error
 		}
 		return on(&r)
 	})
+	if errors.Is(err, ErrNoDaemon) {
+		return api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", req.Workload).
+			WithHint("`kubevpn proxy` intercepts a workload")
+	}
+	return err
 }
 
 // Follow calls on with each line of the answer to a GET request, until the daemon ends it or on returns an error. The
 // end of ctx is a regular end.
 func Follow[T any](ctx context.Context, c *Client, path string, on func(T) error) error {
-	resp, err := c.do(ctx, http.MethodGet, path, nil)
-	if err == nil {
-		defer resp.Body.Close()
-		err = readLines(ctx, c, resp.Body, on)
-	}
+	err := lines(ctx, c, http.MethodGet, path, nil, on)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -269,20 +251,15 @@ func Follow[T any](ctx context.Context, c *Client, path string, on func(T) error
 func (c *Client) end(ctx context.Context, path string, body any, on func(api.Event)) error {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
-	resp, err := c.do(ctx, http.MethodPost, path, body)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, err = c.follow(ctx, resp.Body, on)
+	_, err := c.follow(ctx, path, body, on)
 	return err
 }
 
-// follow calls on with each event of a response. It returns the connection of the last event that has one that does not
-// end, and the error of the event that has one.
-func (c *Client) follow(ctx context.Context, answer io.Reader, on func(api.Event)) (*api.Connection, error) {
+// follow posts a request, and calls on with each event of the answer. It returns the connection of the last event that
+// has one that does not end, and the error of the event that has one.
+func (c *Client) follow(ctx context.Context, path string, body any, on func(api.Event)) (*api.Connection, error) {
 	var last *api.Connection
-	err := readLines(ctx, c, answer, func(e api.Event) error {
+	err := lines(ctx, c, http.MethodPost, path, body, func(e api.Event) error {
 		on(e)
 		if e.Error != nil {
 			return e.Error
@@ -295,9 +272,15 @@ func (c *Client) follow(ctx context.Context, answer io.Reader, on func(api.Event
 	return last, err
 }
 
-// readLines calls on with each JSON line of an answer, until the answer or ctx ends or on returns an error.
-func readLines[T any](ctx context.Context, c *Client, answer io.Reader, on func(T) error) error {
-	for dec := json.NewDecoder(answer); ; {
+// lines sends a request, and calls on with each JSON line of the answer, until the answer or ctx ends or on returns an
+// error.
+func lines[T any](ctx context.Context, c *Client, method, path string, body any, on func(T) error) error {
+	resp, err := c.do(ctx, method, path, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for dec := json.NewDecoder(resp.Body); ; {
 		var line T
 		switch err := dec.Decode(&line); {
 		case errors.Is(err, io.EOF):

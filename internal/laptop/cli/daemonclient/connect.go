@@ -10,21 +10,14 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/process/version"
 )
 
-// Prepare asks a running daemon of this version to open what the request needs of the API server. The request that
-// follows reports any error.
+// Prepare asks a running daemon to open what the request needs of the API server. The request that follows reports any
+// error.
 func (c *Client) Prepare(ctx context.Context, req api.ConnectRequest) {
-	if info, err := c.Info(ctx); err != nil || info.Version != version.Full() {
-		return
-	}
-	resp, err := c.do(ctx, http.MethodPost, api.PathPrepare, req)
-	if err != nil {
+	if _, err := call[any](ctx, c, http.MethodPost, api.PathPrepare, req); err != nil {
 		c.cfg.Log.Debug("the daemon prepares nothing", "err", err)
-		return
 	}
-	resp.Body.Close()
 }
 
 // Connect requests a connection and returns it. At Ctrl-C it returns when the daemon has cleaned up. It calls on with
@@ -46,12 +39,12 @@ func (c *Client) ask(ctx context.Context, path string, req any, on func(api.Even
 	quiet func()) (*api.Connection, error) {
 	const tries = 4 // meanwhile a daemon or a helper may end by itself, once each
 	for try := 1; ; try++ {
-		info, err := c.Start(ctx)
+		status, err := c.Start(ctx)
 		if err != nil {
 			return nil, err
 		}
 		var last *api.Connection
-		if !info.Helper {
+		if status.Helper == "" {
 			quiet()
 			err = c.startHelper(ctx)
 		}
@@ -111,16 +104,11 @@ func (c *Client) hold(ctx context.Context, path string, body any, on func(api.Ev
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	var last *api.Connection
-	resp, err := c.do(request, http.MethodPost, path, content)
-	if err == nil {
-		defer resp.Body.Close()
-		last, err = c.follow(request, resp.Body, func(e api.Event) {
-			if e.Error == nil || ctx.Err() == nil { // the caller reports the interrupt
-				on(e)
-			}
-		})
-	}
+	last, err := c.follow(request, path, content, func(e api.Event) {
+		if e.Error == nil || ctx.Err() == nil { // the caller reports the interrupt
+			on(e)
+		}
+	})
 	switch {
 	case ctx.Err() == nil:
 		return last, err

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -26,29 +27,31 @@ const startTimeout = 10 * time.Second
 //
 //	CLI ── kubevpn daemon (own session, stdin and stderr /dev/null, cwd /) ──▶ daemon
 //	CLI ◀─ stdout: "null" when it answers, else an api.Error ────────────────┘
-func (c *Client) Start(ctx context.Context) (api.DaemonInfo, error) {
+func (c *Client) Start(ctx context.Context) (api.Status, error) {
 	for range 3 {
-		info, err := c.Info(ctx)
+		status, err := c.Status(ctx)
 		switch {
 		case errors.Is(err, ErrNoDaemon):
 			if err := c.start(ctx); err != nil {
-				return info, err
+				return status, err
 			}
 			continue
-		case err != nil, info.Version == version.Full():
-			return info, err
-		case info.Connections > 0:
-			return info, api.Errorf(api.ExitDaemon,
-				"the daemon is kubevpn %s and has connections; this is kubevpn %s", info.Version, version.Full()).
+		case err != nil, status.Version == version.Full():
+			return status, err
+		case slices.ContainsFunc(status.Connections, works):
+			return status, api.Errorf(api.ExitDaemon,
+				"the daemon is kubevpn %s and has connections; this is kubevpn %s", status.Version, version.Full()).
 				WithHint("`kubevpn quit` ends it and its connections; then connect again")
 		}
 		if err := c.Quit(ctx, func(api.Event) {}); err != nil {
-			return info, err
+			return status, err
 		}
 	}
-	return api.DaemonInfo{}, api.Errorf(api.ExitDaemon, "the daemon ends immediately after its start").
+	return api.Status{}, api.Errorf(api.ExitDaemon, "the daemon ends immediately after its start").
 		WithHint("see `kubevpn logs` for the cause")
 }
+
+func works(c api.Connection) bool { return c.Status != api.StatusFailed }
 
 // start starts a daemon and waits until it answers. If another command starts one at the same time, it waits for
 // the one that holds the lock.
@@ -83,7 +86,7 @@ func (c *Client) start(ctx context.Context) error {
 	}
 	// The daemon of another command holds the lock, and will answer soon.
 	if poll(ctx, time.Second, func(ctx context.Context) (bool, error) {
-		_, err := c.Info(ctx)
+		_, err := c.Status(ctx)
 		return err == nil, nil
 	}) != nil {
 		return answer
@@ -122,7 +125,7 @@ func (c *Client) Quit(ctx context.Context, on func(api.Event)) error {
 // gone waits until the daemon has ended.
 func (c *Client) gone(ctx context.Context) error {
 	err := poll(ctx, 2*answerTimeout, func(ctx context.Context) (bool, error) {
-		_, err := c.Info(ctx)
+		_, err := c.Status(ctx)
 		return errors.Is(err, ErrNoDaemon), nil
 	})
 	if err != nil {
