@@ -3,6 +3,9 @@ package admin
 import (
 	"context"
 	"encoding/json"
+	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -54,15 +57,9 @@ func Hidden(f *command.Factory) []*cobra.Command {
 
 // runDaemon runs the daemon. It writes the result of the start to standard output: null, or an api.Error.
 func runDaemon(ctx context.Context, f *command.Factory) error {
-	stdout, err := takeStdout()
-	if err != nil {
-		return api.Errorf(api.ExitDaemon, "cannot prepare standard output of the daemon: %w", err)
-	}
-	report := func(e *api.Error) {
-		// After the first report the file is closed. The command that started the daemon may have ended.
-		_ = json.NewEncoder(stdout).Encode(e)
-		_ = stdout.Close()
-	}
+	// The command that started the daemon may have ended: a write must not end the daemon, too.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	report := func(e *api.Error) { _ = json.NewEncoder(os.Stdout).Encode(e) }
 	paths, err := f.Paths()
 	if err == nil {
 		err = f.RunDaemon(ctx, paths, func() { report(nil) })
