@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // proxiedRunner returns a Runner of a shell script, and the file that gets its output.
@@ -36,8 +37,8 @@ func proxiedRunner(t *testing.T, script string) (r *Runner, output func() string
 }
 
 // serves is a Hold whose proxy serves until ctx ends. It notes whether it has ended.
-func serves(ended *bool) func(context.Context, func(api.Event)) error {
-	return func(ctx context.Context, on func(api.Event)) error {
+func serves(ended *bool) func(context.Context, sandbox.Place, func(api.Event)) error {
+	return func(ctx context.Context, _ sandbox.Place, on func(api.Event)) error {
 		on(api.Event{Connection: &api.Connection{SOCKS: &api.SOCKS{
 			Address: "127.0.0.1:1080", User: "kubevpn", Password: "secret",
 		}}})
@@ -75,7 +76,7 @@ func TestProxiedProgramsSignalIsItsExitCode(t *testing.T) {
 func TestProxiedProgramDoesNotStartWithoutAProxy(t *testing.T) {
 	r, output := proxiedRunner(t, `echo started`)
 	want := errors.New("no cluster")
-	_, err := r.Run(t.Context(), Target{Hold: func(context.Context, func(api.Event)) error { return want }})
+	_, err := r.Run(t.Context(), Target{Hold: func(context.Context, sandbox.Place, func(api.Event)) error { return want }})
 	if !errors.Is(err, want) || strings.Contains(output(), "started") {
 		t.Errorf("error %v, output %q", err, output())
 	}

@@ -57,11 +57,10 @@ type Target struct {
 	Workload  string // TYPE/NAME; empty: none, so the program has only the network (Isolated and Proxied)
 	Container string // empty: the workload's default
 
-	// Hold makes the daemon keep the connection, and the intercept if there is one, until ctx ends. An event with Held
-	// reports that they are ready. For Proxied, this process keeps the connection, and an event has its SOCKS.
-	Hold func(ctx context.Context, on func(api.Event)) error
-	// Connect does the same in this process, for the network of place. It calls ready when programs may start.
-	Connect func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error
+	// Hold keeps the connection, and the intercept if there is one, until ctx ends. An event with Held reports that they
+	// are ready. This process keeps the connection for the network of place, or for Proxied, with an event that has its
+	// SOCKS; otherwise, the daemon does.
+	Hold func(ctx context.Context, place sandbox.Place, on func(api.Event)) error
 }
 
 // Runner runs one program like a container of a workload.
@@ -193,7 +192,7 @@ func (r *Runner) hold(ctx context.Context, see func(*api.Event)) (released <-cha
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		begun := false
-		ended <- r.target.Hold(ctx, func(e api.Event) {
+		ended <- r.target.Hold(ctx, nil, func(e api.Event) {
 			see(&e)
 			r.Show(e)
 			if !begun && e.Held {
@@ -227,17 +226,27 @@ func (r *Runner) hold(ctx context.Context, see func(*api.Event)) (released <-cha
 	return done, nil
 }
 
+// connect holds the connection for the network of place. It calls ready when programs may start.
+func (r *Runner) connect(ctx context.Context, place sandbox.Place, ready func()) error {
+	return r.target.Hold(ctx, place, func(e api.Event) {
+		r.Show(e)
+		if e.Held {
+			ready()
+		}
+	})
+}
+
 // isolated runs the program in a network of its own. There is no daemon, and nothing needs root.
 func (r *Runner) isolated(ctx context.Context) (int, error) {
 	held, release, begin := untilBegin(ctx)
 	defer release()
 	p, err := r.prepare(ctx, func(ctx context.Context, place sandbox.Place, ready func()) error {
-		return r.target.Connect(ctx, place, func() {
+		return r.connect(ctx, place, func() {
 			if begin() {
 				r.Quiet()
 				ready()
 			}
-		}, r.Show)
+		})
 	})
 	if err != nil {
 		return 0, err
@@ -263,9 +272,7 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 	cfg.Env = r.Env
 	cfg.Stdin, cfg.Stdout, cfg.Stderr = r.Stdin, r.Stdout, r.Stderr
 	cfg.Logger, cfg.Warn = slog.New(warner{warn: r.warn}), r.warn
-	cfg.Connect = func(ctx context.Context, place sandbox.Place, ready func()) error {
-		return r.target.Connect(ctx, place, ready, r.Show)
-	}
+	cfg.Connect = r.connect
 	cfg.Begin = func() bool {
 		r.Quiet()
 		return begin()

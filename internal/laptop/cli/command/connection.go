@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"net"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -12,6 +13,7 @@ import (
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
 	"kubevpn/internal/laptop/cli/term"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // ConnectionFlags select the cluster and the settings of a connection.
@@ -76,4 +78,16 @@ func (k *ConnectionFlags) Consenting(req *api.ConnectRequest, output *term.Forma
 			return err
 		},
 	}
+}
+
+// Hold keeps a connection, and the intercepts of the request, in this process, with the consent of the user: see
+// Programs.Hold.
+func (k *ConnectionFlags) Hold(ctx context.Context, req api.InterceptRequest, place sandbox.Place, proxy net.Listener,
+	output *term.Format, on func(api.Event), quiet func()) error {
+	if proxy != nil { // settings of the configuration file that require a device
+		req.Connect.Netstack, req.Connect.AllowInbound = "", nil
+	}
+	return k.Consenting(&req.Connect, output, quiet).Run(ctx, on, func(on func(api.Event)) error {
+		return k.f.Hold(ctx, req, place, proxy, on)
+	})
 }

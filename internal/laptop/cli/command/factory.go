@@ -122,15 +122,3 @@ func (f *Factory) LoginTerminal() client.Terminal {
 	}
 	return t
 }
-
-// Isolated holds a connection, and the intercepts of the request, for place. It calls ready once all of them are
-// established.
-func (f *Factory) Isolated(ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(),
-	on func(api.Event)) error {
-	return f.Hold(ctx, req, place, nil, func(e api.Event) {
-		on(e)
-		if e.Held {
-			ready()
-		}
-	})
-}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strings"
 
@@ -66,21 +67,24 @@ func newConnect(f *command.Factory) *cobra.Command {
 
 // connect makes the connection and prints it. quiet stops the progress display.
 func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet func()) error {
-	if o.socks != "" {
-		return o.asProxy(ctx, on, quiet)
+	var proxy net.Listener
+	if o.socks != "" { // before the login, which may ask the user
+		var err error
+		if proxy, err = o.listen(); err != nil {
+			return err
+		}
+		defer proxy.Close()
 	}
-	o.flags.Here = o.foreground
+	o.flags.Here = o.foreground || proxy != nil
 	req, err := o.flags.Request(ctx, on)
 	if err != nil {
 		return err
 	}
+	if o.flags.Here {
+		return o.hold(ctx, req, proxy, on, quiet)
+	}
 	var c *api.Connection
 	err = o.flags.Consenting(&req, o.output, quiet).Run(ctx, on, func(on func(api.Event)) (err error) {
-		if o.foreground {
-			return o.held(on, func(on func(api.Event)) error {
-				return o.f.Hold(ctx, api.InterceptRequest{Connect: req}, nil, nil, on)
-			})
-		}
 		c, err = o.f.Daemon().Connect(ctx, req, on, quiet)
 		if c != nil && ctx.Err() != nil {
 			on(api.Event{Warning: "the cluster is still connected: the connection was already established; " +
@@ -88,7 +92,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 		}
 		return err
 	})
-	if err != nil || o.foreground {
+	if err != nil {
 		return err
 	}
 	quiet()
@@ -106,10 +110,11 @@ func (o *connectOptions) print(c *api.Connection) error {
 	return o.output.PrintResult(o.f.Out, object, "connection/"+c.ID)
 }
 
-// held calls hold, which holds a connection in this process, and prints the connection once it is established.
-func (o *connectOptions) held(on func(api.Event), hold func(on func(api.Event)) error) error {
+// hold keeps a connection in this process until Ctrl-C, and prints the connection once it is established.
+func (o *connectOptions) hold(ctx context.Context, req api.ConnectRequest, proxy net.Listener, on func(api.Event),
+	quiet func()) error {
 	var printing error
-	err := hold(func(e api.Event) {
+	show := func(e api.Event) {
 		if e.Held {
 			return // the event with the connection says it
 		}
@@ -120,7 +125,8 @@ func (o *connectOptions) held(on func(api.Event), hold func(on func(api.Event)) 
 				fmt.Fprintln(o.f.Errout, "Ctrl-C disconnects.")
 			}
 		}
-	})
+	}
+	err := o.flags.Hold(ctx, api.InterceptRequest{Connect: req}, nil, proxy, o.output, show, quiet)
 	return errors.Join(err, printing)
 }
 

@@ -91,11 +91,16 @@ func (o *runOptions) run(ctx context.Context, on func(api.Event), quiet func()) 
 		}
 		defer l.Close()
 	}
-	target, err := o.target(ctx, l, runner.Show, quiet)
+	o.flags.Here = true
+	req, err := o.flags.Request(ctx, runner.Show)
 	if err != nil {
 		return err
 	}
-	code, err := runner.Run(ctx, target)
+	code, err := runner.Run(ctx, dev.Target{
+		Hold: func(ctx context.Context, place sandbox.Place, on func(api.Event)) error {
+			return o.flags.Hold(ctx, api.InterceptRequest{Connect: req}, place, l, o.output, on, quiet)
+		},
+	})
 	switch {
 	case errors.Is(err, sandbox.ErrNotAllowed): // some machines refuse only the attempt
 		return api.AsError(err).WithHint("use a proxy: `kubevpn run --socks 127.0.0.1:0 -- %s`", o.program[0])
@@ -103,25 +108,4 @@ func (o *runOptions) run(ctx context.Context, on func(api.Event), quiet func()) 
 		return command.ExitCode(code)
 	}
 	return err
-}
-
-// target returns the connection for the program: through a proxy on the listener, or for its own network.
-func (o *runOptions) target(ctx context.Context, l net.Listener, on func(api.Event),
-	quiet func()) (dev.Target, error) {
-	o.flags.Here = true
-	req, err := o.flags.Request(ctx, on)
-	if err != nil {
-		return dev.Target{}, err
-	}
-	consenting := o.flags.Consenting(&req, o.output, quiet)
-	return dev.Target{
-		Hold: func(ctx context.Context, on func(api.Event)) error {
-			return consenting.Run(ctx, on, func(on func(api.Event)) error { return proxied(ctx, o.f, req, l, on) })
-		},
-		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
-			return consenting.Run(ctx, on, func(on func(api.Event)) error {
-				return o.f.Isolated(ctx, api.InterceptRequest{Connect: req}, place, ready, on)
-			})
-		},
-	}, nil
 }

@@ -1,7 +1,6 @@
 package connect
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -9,37 +8,17 @@ import (
 	"net/url"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/laptop/cli/command"
 )
 
-// asProxy makes a connection that only serves a proxy, and keeps it until Ctrl-C.
-func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet func()) error {
+// listen listens at the address of --socks, if the other flags need no device.
+func (o *connectOptions) listen() (net.Listener, error) {
 	for _, name := range []string{"netstack", "allow-inbound"} {
 		if o.flags.Changed(name) {
-			return api.Errorf(api.ExitUsage, "--%s cannot be combined with --socks", name).
+			return nil, api.Errorf(api.ExitUsage, "--%s cannot be combined with --socks", name).
 				WithHint("a proxy has no device for packets; remove --%s", name)
 		}
 	}
-	l, err := listenProxy(o.socks) // before the login, which may ask the user
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	o.flags.Here = true
-	req, err := o.flags.Request(ctx, on)
-	if err != nil {
-		return err
-	}
-	return o.flags.Consenting(&req, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
-		return o.held(on, func(on func(api.Event)) error { return proxied(ctx, o.f, req, l, on) })
-	})
-}
-
-// proxied holds a connection for a proxy, without the settings of the configuration file that require a device.
-func proxied(ctx context.Context, f *command.Factory, req api.ConnectRequest, l net.Listener,
-	on func(api.Event)) error {
-	req.Netstack, req.AllowInbound = "", nil
-	return f.Hold(ctx, api.InterceptRequest{Connect: req}, nil, l, on)
+	return listenProxy(o.socks)
 }
 
 // listenProxy listens at the address of --socks.

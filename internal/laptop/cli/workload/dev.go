@@ -143,11 +143,11 @@ func (o *devOptions) run(ctx context.Context, on func(api.Event), quiet func()) 
 	}
 	code, err := runner.Run(ctx, dev.Target{
 		Cluster: o.flags.Cluster, Namespace: req.Connect.Namespace, Workload: workload, Container: o.spec.container,
-		Hold: func(ctx context.Context, on func(api.Event)) error { return o.intercept(ctx, req, on, quiet) },
-		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
-			return o.flags.Consenting(&req.Connect, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
-				return o.f.Isolated(ctx, req, place, ready, on)
-			})
+		Hold: func(ctx context.Context, place sandbox.Place, on func(api.Event)) error {
+			if place == nil {
+				return o.intercept(ctx, req, on, quiet)
+			}
+			return o.flags.Hold(ctx, req, place, nil, o.output, on, quiet)
 		},
 	})
 	if err == nil && code != 0 {
