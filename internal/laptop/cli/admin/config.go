@@ -45,7 +45,7 @@ func newConfig(f *command.Factory) *cobra.Command {
 			"Show those for another cluster", "kubevpn config view --show-origin --context staging",
 		),
 		Args: command.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.view(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.view) },
 	}
 	view.Flags().BoolVar(&o.origins, "show-origin", false, "print all settings, with the origin of each value")
 	o.output.AddTo(view)
@@ -57,15 +57,13 @@ func newConfig(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *configOptions) view(ctx context.Context) error {
+func (o *configOptions) view(ctx context.Context, on func(api.Event), quiet func()) error {
 	cfg, err := o.kube.Settings()
 	if err != nil {
 		return err
 	}
-	p := o.f.Progress()
-	defer p.Stop()
-	s, err := o.kube.LoginWithDefaults(ctx, p.Show, nil)
-	p.Stop()
+	s, err := o.kube.LoginWithDefaults(ctx, on, nil)
+	quiet()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

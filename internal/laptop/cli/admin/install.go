@@ -40,7 +40,7 @@ func newInstall(f *command.Factory) *cobra.Command {
 			"kubevpn install --expose nodeport",
 		),
 		Args: command.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
 	o.kube.AddTo(cmd, f)
 	config.AddFlags(cmd, append(config.ObjectKeys(), config.KeyManagerNamespace, config.KeyImage, config.KeyYes)...)
@@ -57,15 +57,13 @@ func newInstall(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *installOptions) run(ctx context.Context) error {
+func (o *installOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	cfg, err := o.kube.Settings()
 	if err != nil {
 		return err
 	}
-	p := o.f.Progress()
-	defer p.Stop()
 	opts := install.Options{
-		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: p.Show,
+		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: on,
 		Expose: o.expose, ExposeRanges: o.ranges, Objects: cfg.Objects,
 	}
 	if o.expose == install.ExposeLoadBalancer && len(o.ranges) == 0 && !cfg.Yes {
@@ -80,19 +78,19 @@ func (o *installOptions) run(ctx context.Context) error {
 		_, err = o.f.Out.Write(text)
 		return err
 	}
-	s, err := o.kube.Login(ctx, p.Show)
+	s, err := o.kube.Login(ctx, on)
 	if err != nil {
 		return err
 	}
 	opts.FallbackNamespace, opts.Consent = s.Prepared.Namespace, &api.Consent{}
 	var result install.Result
-	asks := command.Consenting{Factory: o.f, Cluster: s.Cluster, Consent: opts.Consent, Yes: cfg.Yes, Quiet: p.Stop}
-	err = asks.Run(ctx, p.Show, func(on func(api.Event)) (err error) {
+	asks := command.Consenting{Factory: o.f, Cluster: s.Cluster, Consent: opts.Consent, Yes: cfg.Yes, Quiet: quiet}
+	err = asks.Run(ctx, on, func(on func(api.Event)) (err error) {
 		opts.Progress = on
 		result, err = install.Ensure(ctx, s.Cluster, opts)
 		return err
 	})
-	p.Stop()
+	quiet()
 	if err != nil {
 		return s.ExplainContext(ctx, err)
 	}

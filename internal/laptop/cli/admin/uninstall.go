@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/install"
 	"kubevpn/internal/laptop/cli/command"
@@ -31,7 +32,7 @@ func newUninstall(f *command.Factory) *cobra.Command {
 			"Even if other users are connected", "kubevpn uninstall --force",
 		),
 		Args: command.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
 	o.kube.AddTo(cmd, f)
 	config.AddFlags(cmd, config.KeyManagerNamespace)
@@ -39,21 +40,19 @@ func newUninstall(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *uninstallOptions) run(ctx context.Context) error {
-	p := o.f.Progress()
-	defer p.Stop()
-	c, err := o.kube.Login(ctx, p.Show)
+func (o *uninstallOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
+	c, err := o.kube.Login(ctx, on)
 	if err != nil {
 		return err
 	}
-	opts := install.RemoveOptions{Namespace: c.Config.ManagerNamespace, Progress: p.Show}
+	opts := install.RemoveOptions{Namespace: c.Config.ManagerNamespace, Progress: on}
 	if !o.force {
 		opts.Connected = func(ctx context.Context, namespace, pod string) (int, error) {
 			return connection.Others(ctx, c.Cluster, namespace, pod)
 		}
 	}
 	removed, err := install.Remove(ctx, c.Cluster, opts)
-	p.Stop()
+	quiet()
 	if err != nil {
 		return c.ExplainContext(ctx, err)
 	}

@@ -13,42 +13,37 @@ import (
 	"kubevpn/internal/process/version"
 )
 
-type versionOptions struct {
-	f      *command.Factory
-	output *term.Format
-}
-
 func newVersion(f *command.Factory) *cobra.Command {
-	o := &versionOptions{f: f, output: term.NewObjectFormat("text")}
+	output := term.NewObjectFormat("text")
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of this program, of the daemon and of the service",
 		Example: command.Examples("Print the versions", "kubevpn version", "Print the versions as JSON",
 			"kubevpn version -o json"),
 		Args: command.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return printVersions(cmd.Context(), f, output) },
 	}
-	o.output.AddTo(cmd)
+	output.AddTo(cmd)
 	return cmd
 }
 
-func (o *versionOptions) run(ctx context.Context) error {
-	v, err := o.f.Version(ctx)
+func printVersions(ctx context.Context, f *command.Factory, output *term.Format) error {
+	v, err := f.Version(ctx)
 	if err != nil {
 		return err
 	}
-	if !o.output.ForPeople() {
-		return o.output.Print(o.f.Out, v, "version/"+v.Version)
+	if !output.ForPeople() {
+		return output.Print(f.Out, v, "version/"+v.Version)
 	}
-	PrintVersion(o.f.Out)
+	PrintVersion(f.Out)
 	if !tested(v.Platform) {
-		fmt.Fprintf(o.f.Out, "untested  this program compiles for %s, and nobody has run it there\n", v.Platform)
+		fmt.Fprintf(f.Out, "untested  this program compiles for %s, and nobody has run it there\n", v.Platform)
 	}
 	if v.Daemon != nil {
-		fmt.Fprintf(o.f.Out, "daemon  %s\n", *v.Daemon)
+		fmt.Fprintf(f.Out, "daemon  %s\n", *v.Daemon)
 	}
 	if v.Service != "" {
-		fmt.Fprintf(o.f.Out, "service %s\n", v.Service)
+		fmt.Fprintf(f.Out, "service %s\n", v.Service)
 	}
 	return nil
 }

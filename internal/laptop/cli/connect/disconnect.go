@@ -40,7 +40,7 @@ func newDisconnect(f *command.Factory) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ids = args
-			return o.run(cmd.Context())
+			return f.Report(cmd.Context(), nil, o.run)
 		},
 		ValidArgsFunction: f.CompleteFromStatus(connectionIDs),
 	}
@@ -48,7 +48,7 @@ func newDisconnect(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *disconnectOptions) run(ctx context.Context) error {
+func (o *disconnectOptions) run(ctx context.Context, show func(api.Event), _ func()) error {
 	req := api.DisconnectRequest{IDs: o.ids, All: o.all}
 	if !o.all && len(o.ids) == 0 {
 		status, err := o.f.Status(ctx)
@@ -62,11 +62,9 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 				WithHint("specify one of %s, or end all with --all", strings.Join(req.IDs, ", "))
 		}
 	}
-	p := o.f.Progress()
-	defer p.Stop()
 	ended, err := 0, error(nil)
 	on := func(e api.Event) {
-		p.Show(e)
+		show(e)
 		if e.Done {
 			ended++
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/daemonclient"
 
@@ -19,17 +20,15 @@ func newQuit(f *command.Factory) *cobra.Command {
 			"manager stays in the cluster. `kubevpn uninstall` removes it.",
 		Example: command.Examples("Stop everything on this machine", "kubevpn quit"),
 		Args:    command.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return quit(cmd.Context(), f) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.Report(cmd.Context(), nil, func(ctx context.Context, on func(api.Event), _ func()) error {
+				err := f.Daemon().Quit(ctx, on)
+				if errors.Is(err, daemonclient.ErrNoDaemon) {
+					fmt.Fprintln(f.Errout, "no daemon is running")
+					return nil
+				}
+				return err
+			})
+		},
 	}
-}
-
-func quit(ctx context.Context, f *command.Factory) error {
-	p := f.Progress()
-	defer p.Stop()
-	err := f.Daemon().Quit(ctx, p.Show)
-	if errors.Is(err, daemonclient.ErrNoDaemon) {
-		fmt.Fprintln(f.Errout, "no daemon is running")
-		return nil
-	}
-	return err
 }

@@ -38,11 +38,12 @@ func (s *Streams) Progress() Progress {
 }
 
 // Report runs a command that shows its progress: as text, or as lines of JSON, the last of which contains the result.
-// do may call quiet to stop the progress display.
+// output is nil if the progress is always text. do may call quiet to stop the progress display.
 func (s *Streams) Report(ctx context.Context, output *Format,
 	do func(ctx context.Context, on func(api.Event), quiet func()) error) error {
 	p := s.Progress()
-	if output.value == "json" {
+	asJSON := output != nil && output.value == "json"
+	if asJSON {
 		p = jsonLines{s.Out}
 	}
 	defer p.Stop()
@@ -52,7 +53,7 @@ func (s *Streams) Report(ctx context.Context, output *Format,
 		p.Show(e)
 	}, p.Stop)
 	p.Stop()
-	if err != nil && output.value == "json" && !shown {
+	if err != nil && asJSON && !shown {
 		p.Show(api.Event{Error: AsError(ctx, err)})
 	}
 	return err

@@ -45,7 +45,7 @@ func newList(f *command.Factory) *cobra.Command {
 			"kubevpn list -o jsonpath='{range .items[*]}{.workload}: {.intercepts[*].owner}{\"\\n\"}{end}'",
 		),
 		Args: command.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
 	cmd.Flags().BoolVarP(&o.all, "all-namespaces", "A", false, "list the workloads of all namespaces")
 	cmd.Flags().StringVarP(&o.selector, "selector", "l", "",
@@ -55,13 +55,11 @@ func newList(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *listOptions) run(ctx context.Context) error {
+func (o *listOptions) run(ctx context.Context, on func(api.Event), _ func()) error {
 	selector, err := labels.Parse(o.selector)
 	if err != nil {
 		return api.Errorf(api.ExitUsage, "--selector: %w", err).WithHint("write it like -l team=shop,tier!=db")
 	}
-	p := o.f.Progress()
-	defer p.Stop()
 	c, err := o.kube.Login(ctx, func(api.Event) {}) // a list shows no steps
 	if err != nil {
 		return err
@@ -79,7 +77,7 @@ func (o *listOptions) run(ctx context.Context) error {
 	}
 	o.addMatches(ctx, c.ID(), &list)
 	for _, warning := range list.Warnings {
-		p.Show(api.Event{Warning: warning})
+		on(api.Event{Warning: warning})
 	}
 	return o.print(o.f.Out, list)
 }
