@@ -46,13 +46,7 @@ func newClone(f *command.Factory) *cobra.Command {
 			"Run the pod of a CronJob now", "kubevpn clone cronjob/report --target-image report:pr-7",
 			"End it", "kubevpn leave deployment/web",
 		),
-		Args: func(cmd *cobra.Command, args []string) error {
-			names := args
-			if n := cmd.ArgsLenAtDash(); n >= 0 {
-				names = args[:n]
-			}
-			return checkWorkload(cmd, names, "write a command for the clone after --")
-		},
+		Args: oneWorkload("write a command for the clone after --"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]
 			if words := args[1:]; len(words) > 0 {
@@ -106,31 +100,23 @@ func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	o.output.AddTo(cmd)
 }
 
-// request builds the request of proxy, with a clone.
-func (o *cloneOptions) request(ctx context.Context, on func(api.Event)) (api.InterceptRequest, error) {
+// run sends the request of proxy, with a clone.
+func (o *cloneOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	spec, err := o.cloneSpec()
 	if err != nil {
-		return api.InterceptRequest{}, err
+		return err
 	}
-	req, err := o.proxyOptions.request(ctx, on, !spec.NoTraffic)
+	req, err := o.request(ctx, on, !spec.NoTraffic)
 	if err != nil {
-		return req, err
+		return err
 	}
 	for _, p := range req.Spec.Ports {
 		if p.Local != p.Container || p.Host != "" {
-			return req, api.Errorf(api.ExitUsage, "--port: a clone receives requests at the ports of the workload").
+			return api.Errorf(api.ExitUsage, "--port: a clone receives requests at the ports of the workload").
 				WithHint("write one port, like --port 8080 or --port http; `kubevpn proxy` maps ports to this machine")
 		}
 	}
 	req.Spec.Clone = &spec
-	return req, nil
-}
-
-func (o *cloneOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	req, err := o.request(ctx, on)
-	if err != nil {
-		return err
-	}
 	return o.ask(ctx, req, on, quiet)
 }
 

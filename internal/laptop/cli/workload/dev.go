@@ -65,7 +65,6 @@ func newDev(f *command.Factory) *cobra.Command {
 			"kubevpn dev deployment/web --mount-over /usr/share/nginx/html -- nginx",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
-			n := cmd.ArgsLenAtDash()
 			if err := o.docker.check(cmd); err != nil {
 				return err
 			}
@@ -76,11 +75,11 @@ func newDev(f *command.Factory) *cobra.Command {
 			if o.docker.enabled {
 				return o.docker.args(cmd, args)
 			}
-			if n < 0 || n == len(args) {
+			if n := cmd.ArgsLenAtDash(); n < 0 || n == len(args) {
 				return api.Errorf(api.ExitUsage, "`kubevpn dev` requires a command").
 					WithHint("write it after --: `kubevpn dev deployment/web -- ./server`")
 			}
-			return checkWorkload(cmd, args[:n], "write the command after --")
+			return oneWorkload("write the command after --")(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads, o.program = args[:1], args[1:]
@@ -307,14 +306,10 @@ func (o *dockerOptions) check(cmd *cobra.Command) error {
 }
 
 func (o *dockerOptions) args(cmd *cobra.Command, args []string) (err error) {
-	n := cmd.ArgsLenAtDash()
-	if n < 0 {
-		n = len(args)
-	}
-	if err := checkWorkload(cmd, args[:n], "write flags of `docker run` after --"); err != nil {
+	if err := oneWorkload("write flags of `docker run` after --")(cmd, args); err != nil {
 		return err
 	}
-	o.arguments, err = docker.ParseArguments(args[n:])
+	o.arguments, err = docker.ParseArguments(args[1:])
 	return err
 }
 

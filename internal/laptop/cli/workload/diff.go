@@ -62,19 +62,16 @@ func newDiff(f *command.Factory) *cobra.Command {
 			"kubevpn diff deployment/web --requests 500 --for 5m --har diff.har -o json -- ./server > diff.json",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
-			n := cmd.ArgsLenAtDash()
-			if n < 0 {
-				n = len(args)
-			} else if n == len(args) {
+			if cmd.ArgsLenAtDash() == len(args) {
 				return api.Errorf(api.ExitUsage, "`kubevpn diff` requires a command after --").
 					WithHint("for example: `kubevpn diff deployment/web -- ./server`")
 			}
-			return checkWorkload(cmd, args[:n], "write the command after --")
+			return oneWorkload("write the command after --")(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads, o.program = args[:1], args[1:]
 			// Standard output has the result alone, in each format.
-			return f.Report(cmd.Context(), term.NewFormat("text"), o.run)
+			return f.Report(cmd.Context(), nil, o.run)
 		},
 		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}

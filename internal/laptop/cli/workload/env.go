@@ -43,10 +43,10 @@ func newEnv(f *command.Factory) *cobra.Command {
 			"Run an image with them", "kubevpn env deployment/web -c app -o docker --file web.env",
 			"docker run --env-file web.env web:dev",
 		),
-		Args: func(cmd *cobra.Command, args []string) error { return checkWorkload(cmd, args, "") },
+		Args: oneWorkload(""),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workload = args[0]
-			return o.run(cmd.Context())
+			return f.Report(cmd.Context(), nil, o.run)
 		},
 		ValidArgsFunction: o.kube.CompleteWorkloads,
 	}
@@ -59,14 +59,12 @@ func newEnv(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *envOptions) run(ctx context.Context) error {
-	p := o.f.Progress()
-	defer p.Stop()
-	c, err := o.kube.Login(ctx, p.Show)
+func (o *envOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
+	c, err := o.kube.Login(ctx, on)
 	if err != nil {
 		return err
 	}
-	warn := func(text string) { p.Show(api.Event{Warning: text}) }
+	warn := func(text string) { on(api.Event{Warning: text}) }
 	local := o.output.String() == "dotenv" || o.output.String() == "shell"
 	variables, err := dev.Environment(ctx, dev.Target{
 		Cluster: c.Cluster, Namespace: c.Prepared.Namespace, Workload: o.workload, Container: o.container,
@@ -75,7 +73,7 @@ func (o *envOptions) run(ctx context.Context) error {
 		return c.ExplainContext(ctx, err)
 	}
 	text, err := formatEnvironment(o.output.String(), variables, warn)
-	p.Stop()
+	quiet()
 	switch {
 	case err != nil:
 		return err
@@ -98,11 +96,19 @@ var (
 
 // formatEnvironment formats variables. It calls warn for those whose names the format cannot contain.
 func formatEnvironment(format string, variables []podenv.Variable, warn func(string)) ([]byte, error) {
+	var b bytes.Buffer
 	if format == "json" {
-		return jsonEnvironment(variables)
+		all := map[string]string{}
+		for _, v := range variables {
+			all[v.Name] = v.Value
+		}
+		enc := json.NewEncoder(&b)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent("", "  ")
+		err := enc.Encode(all)
+		return b.Bytes(), err
 	}
 	names := map[string]*regexp.Regexp{"shell": shellName, "dotenv": dotenvName, "docker": dockerName}[format]
-	var b bytes.Buffer
 	for _, v := range variables {
 		switch {
 		case !names.MatchString(v.Name):
@@ -119,21 +125,6 @@ func formatEnvironment(format string, variables []podenv.Variable, warn func(str
 		default:
 			fmt.Fprintf(&b, "%s=%s\n", v.Name, v.Value)
 		}
-	}
-	return b.Bytes(), nil
-}
-
-func jsonEnvironment(variables []podenv.Variable) ([]byte, error) {
-	all := map[string]string{}
-	for _, v := range variables {
-		all[v.Name] = v.Value
-	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(all); err != nil {
-		return nil, fmt.Errorf("cannot encode the variables: %w", err)
 	}
 	return b.Bytes(), nil
 }

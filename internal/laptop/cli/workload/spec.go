@@ -208,12 +208,17 @@ func newPortMap(text, protocol, container, local string, mapped bool) (api.PortM
 	return p, nil
 }
 
-// checkWorkload returns an error unless args is one TYPE/NAME. hint helps a user who gave more.
-func checkWorkload(cmd *cobra.Command, args []string, hint string) error {
-	if len(args) > 1 {
-		return api.Errorf(api.ExitUsage, "`%s` takes one workload", cmd.CommandPath()).WithHint("%s", hint)
+// oneWorkload returns the check of a command that takes one TYPE/NAME, before --. hint helps a user who gave more.
+func oneWorkload(hint string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if n := cmd.ArgsLenAtDash(); n >= 0 {
+			args = args[:n]
+		}
+		if len(args) > 1 {
+			return api.Errorf(api.ExitUsage, "`%s` takes one workload", cmd.CommandPath()).WithHint("%s", hint)
+		}
+		return checkWorkloads(cmd, args)
 	}
-	return checkWorkloads(cmd, args)
 }
 
 // checkWorkloads returns an error for arguments that are not TYPE/NAME, with a suggestion.
