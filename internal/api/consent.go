@@ -70,18 +70,14 @@ func (c Consent) With(needs Consent) Consent {
 			return o.Namespace == m.Namespace
 		}), m)
 	}
-	for _, p := range needs.Networks {
-		if !slices.Contains(c.Networks, p) {
-			c.Networks = append(slices.Clip(c.Networks), p)
-		}
-	}
-	for _, d := range needs.ExtraDomains {
-		if !slices.Contains(c.ExtraDomains, d) {
-			c.ExtraDomains = append(slices.Clip(c.ExtraDomains), d)
-		}
-	}
+	c.Networks, c.ExtraDomains = union(c.Networks, needs.Networks), union(c.ExtraDomains, needs.ExtraDomains)
 	if needs.Domain != "" {
 		c.Domain = needs.Domain
 	}
 	return c
+}
+
+// union returns a and those of b that it lacks, and changes neither.
+func union[T comparable](a, b []T) []T {
+	return append(slices.Clip(a), slices.DeleteFunc(slices.Clone(b), func(v T) bool { return slices.Contains(a, v) })...)
 }
