@@ -5,6 +5,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -27,7 +28,7 @@ import (
 // Config contains the settings of commands such as `connect`, `proxy` and `install`. Copies share slices and maps.
 type Config struct {
 	api.ConnectSettings
-	Mode          string        // one of Modes
+	Mode          string        // ModeAuto, ModeEphemeral or ModeSidecar of package api
 	Yes           bool          // give consent to clusters without a question
 	RequireMatch  MatchRule     // where an intercept must select requests
 	SSHJump       sshjump.Hosts // before the API server
@@ -48,11 +49,11 @@ func Default() Config {
 	return Config{
 		ConnectSettings: api.ConnectSettings{
 			Image:     version.Image(),
-			Scheduler: Schedulers()[0],
-			Netstack:  Netstacks()[0],
-			Transport: Transports()[0],
+			Scheduler: "rr",
+			Netstack:  api.NetstackAuto,
+			Transport: api.TransportAuto,
 		},
-		Mode:    Modes()[0],
+		Mode:    api.ModeAuto,
 		origins: map[Key]origin{},
 	}
 }
@@ -92,23 +93,6 @@ func ConnectionKeys() []Key {
 
 // ObjectKeys returns the settings of Config.Objects.
 func ObjectKeys() []Key { return []Key{KeyLabels, KeyAnnotations, KeyResources} }
-
-// Schedulers returns the algorithms that choose an endpoint of a Service, with their names in IPVS. The first is the
-// default.
-func Schedulers() []string { return []string{"rr", "lc", "sh", "random"} }
-
-// Netstacks returns the values of the setting netstack. The first, the default, chooses one of the others.
-func Netstacks() []string {
-	return []string{api.NetstackAuto, api.NetstackGVisor, api.NetstackSystem}
-}
-
-// Transports returns the values of the setting transport. The first, the default, uses the best transport that works.
-func Transports() []string {
-	return []string{api.TransportAuto, api.TransportPortForward, api.TransportAPIProxy, api.TransportDirect}
-}
-
-// Modes returns the ways to add a traffic agent to pods. The first, the default, chooses one of the others.
-func Modes() []string { return []string{api.ModeAuto, api.ModeEphemeral, api.ModeSidecar} }
 
 // Key is the name of a setting in the file.
 type Key string
@@ -158,13 +142,17 @@ func settings() []setting {
 		value(KeyManagerNamespace, "manager-namespace",
 			"namespace of the traffic manager (default: \"kubevpn\", else the current namespace)", anything,
 			func(c *Config) *string { return &c.ManagerNamespace }).ofConnection(),
-		choice(KeyScheduler, "scheduler", "how the traffic manager chooses an endpoint of a Service", Schedulers(),
+		choice(KeyScheduler, "scheduler", "how the traffic manager chooses an endpoint of a Service",
+			[]string{"rr", "lc", "sh", "random"}, // their names in IPVS
 			func(c *Config) *string { return &c.Scheduler }).ofConnection(),
-		choice(KeyNetstack, "netstack", "how packets reach the cluster", Netstacks(),
+		choice(KeyNetstack, "netstack", "how packets reach the cluster",
+			[]string{api.NetstackAuto, api.NetstackGVisor, api.NetstackSystem},
 			func(c *Config) *string { return &c.Netstack }).ofConnection().fromCluster(),
-		choice(KeyTransport, "transport", "transport to the traffic manager", Transports(),
+		choice(KeyTransport, "transport", "transport to the traffic manager",
+			[]string{api.TransportAuto, api.TransportPortForward, api.TransportAPIProxy, api.TransportDirect},
 			func(c *Config) *string { return &c.Transport }).ofConnection().fromCluster(),
-		choice(KeyMode, "mode", "how the traffic agent is added to the pods", Modes(),
+		choice(KeyMode, "mode", "how the traffic agent is added to the pods",
+			[]string{api.ModeAuto, api.ModeEphemeral, api.ModeSidecar},
 			func(c *Config) *string { return &c.Mode }).fromCluster(),
 		list(KeyExtraCIDRs, "extra-cidr", "additional network to route into the cluster", prefix,
 			func(c *Config) *[]netip.Prefix { return &c.ExtraCIDRs }).ofConnection().fromCluster(),
@@ -199,21 +187,31 @@ func settings() []setting {
 			func(c *Config) *[]string { return &c.Objects.Resources }).fromCluster(),
 		value(KeyMetricsListen, "metrics-listen",
 			"loopback address and port at which the daemon serves /metrics, for Prometheus, until 'kubevpn quit'",
-			ParseMetricsListen, func(c *Config) *string { return &c.MetricsListen }),
+			metricsListen, func(c *Config) *string { return &c.MetricsListen }),
 	}
 }
 
-// ParseMetricsListen returns the address and port for metrics in their usual form, or an error if the address is not a
-// loopback address. Empty means none.
-func ParseMetricsListen(s string) (string, error) {
+// ParseLoopback parses an address and a port of this machine. what names what other machines could read at another
+// address.
+func ParseLoopback(s, what string) (netip.AddrPort, error) {
 	at, err := netip.ParseAddrPort(s)
 	switch {
-	case s == "":
-		return "", nil
-	case err != nil || at.Port() == 0:
-		return "", fmt.Errorf("%q is not IP:PORT, such as 127.0.0.1:9464", s)
+	case err != nil:
+		return at, fmt.Errorf("%q is not IP:PORT", s)
 	case !at.Addr().IsLoopback():
-		return "", fmt.Errorf("%s is not a loopback address: other machines could read the metrics", at.Addr())
+		return at, fmt.Errorf("%s is not a loopback address: other machines could read %s", at.Addr(), what)
+	}
+	return at, nil
+}
+
+// metricsListen parses the address and port for metrics. Empty means none.
+func metricsListen(s string) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	at, err := ParseLoopback(s, "the metrics")
+	if err != nil || at.Port() == 0 {
+		return "", cmp.Or(err, fmt.Errorf("%q is not IP:PORT, such as 127.0.0.1:9464", s))
 	}
 	return at.String(), nil
 }

@@ -62,37 +62,24 @@ func (d *defaults) apply(text string) {
 		d.warn("%s is ignored: %.500s", DefaultsKey, DefaultsKey+err.Error())
 		return
 	}
-	seen := map[string]bool{}
 	for _, e := range entries {
-		if seen[e.key] {
-			d.warn("%.*q is set twice: the later one is ignored", maxValue, e.key)
+		if e.err != nil {
+			d.warn("%v: ignored", e.err)
 			continue
 		}
-		seen[e.key] = true
-		d.applyEntry(e)
+		d.assign(e.setting, e.values)
 	}
 }
 
-func (d *defaults) applyEntry(e entry) {
-	s := find(Key(e.key))
-	switch {
-	case s == nil:
-		d.warn("unknown key %.*q: ignored", maxValue, e.key)
-		return
+func (d *defaults) assign(s *setting, values []string) {
+	switch _, set := d.config.origins[s.key]; {
 	case !s.cluster:
 		d.warn("%s is ignored: only users set it", s.key)
-		return
-	}
-	values, err := strs(e.value, s.list)
-	switch {
-	case err != nil:
-		d.warn("%s is ignored: %v", s.key, err)
 		return
 	case len(values) > maxValues:
 		d.warn("%s is ignored: it has %d values, and may have %d", s.key, len(values), maxValues)
 		return
-	}
-	if _, set := d.config.origins[s.key]; set || values == nil {
+	case set, values == nil:
 		return
 	}
 	usable := slices.DeleteFunc(slices.Clone(values), func(v string) bool { return d.rejects(s, v) })

@@ -122,11 +122,11 @@ func TestDefaultsThatCannotBeUsedAreWarnings(t *testing.T) {
 			want: []string{"0.0.0.0/1 is ignored: it is too wide", "whole Internet", "loopback", "link-local", "too wide"}},
 		{name: "excluded-networks", text: "excludeCIDRs: [10.2.0.0/16, 0.0.0.0/1]\n", want: []string{"excludeCIDRs: 0.0.0.0/1 is ignored: it is too wide"},
 			keep: map[Key]string{KeyExcludeCIDRs: "10.2.0.0/16"}},
-		{name: "set-twice", text: "mode: sidecar\nmode: auto\n", want: []string{`"mode" is set twice`}, keep: map[Key]string{KeyMode: "sidecar"}},
+		{name: "set-twice", text: "mode: sidecar\nmode: auto\n", want: []string{"mode is already set on line 1: ignored"}, keep: map[Key]string{KeyMode: "sidecar"}},
 		{name: "not-yaml", text: "mode: [\n", want: []string{"config.yaml is ignored: config.yaml: yaml: line"}},
 		{name: "no-mapping", text: "- mode\n", want: []string{"config.yaml is ignored: config.yaml:1: expected"}},
-		{name: "map-for-a-list", text: "extraCIDRs: {a: b}\n", want: []string{"extraCIDRs is ignored: must be a list"}},
-		{name: "list-for-a-value", text: "mode: [auto]\n", want: []string{"mode is ignored: must be a single value"}},
+		{name: "map-for-a-list", text: "extraCIDRs: {a: b}\n", want: []string{"extraCIDRs: must be a list: ignored"}},
+		{name: "list-for-a-value", text: "mode: [auto]\n", want: []string{"mode: must be a single value: ignored"}},
 		{name: "long-value", text: "mode: " + strings.Repeat("x", 1000), want: []string{"mode: a value of 1000 bytes is ignored"}},
 		{name: "many-values", text: "extraCIDRs: [" + strings.Repeat("10.1.0.0/16,", 300) + "]\n", want: []string{"extraCIDRs is ignored: it has 300 values, and may have 256"}},
 		{name: "long-text", text: strings.Repeat("#", 65<<10), want: []string{"config.yaml is ignored: it has 66560 bytes"}},
@@ -216,7 +216,7 @@ func FuzzApplyDefaults(f *testing.F) {
 		for _, s := range []struct {
 			value   string
 			allowed []string
-		}{{c.Netstack, Netstacks()}, {c.Transport, Transports()}, {c.Mode, Modes()}} {
+		}{{c.Netstack, find(KeyNetstack).choices}, {c.Transport, find(KeyTransport).choices}, {c.Mode, find(KeyMode).choices}} {
 			if !slices.Contains(s.allowed, s.value) {
 				t.Errorf("%q is not in %q", s.value, s.allowed)
 			}

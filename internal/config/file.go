@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -53,14 +54,18 @@ func (c *Config) apply(path string, text []byte) error {
 	if err != nil {
 		return fmt.Errorf("%s%w", name, err)
 	}
-	seen := map[string]int{}
 	for _, e := range entries {
-		if line, twice := seen[e.key]; twice {
-			return fmt.Errorf("%s:%d: %s is already set on line %d", name, e.line, e.key, line)
+		if e.err == nil && e.values != nil {
+			if e.err = c.assign(e.setting, e.values, origin{api.OriginFile, path}); e.err != nil {
+				e.err = fmt.Errorf("%s: %w", e.key, e.err)
+			}
 		}
-		seen[e.key] = e.line
-		if err := c.applyEntry(e, origin{api.OriginFile, path}); err != nil {
-			return fmt.Errorf("%s:%d: %w", name, e.line, err)
+		if e.setting == nil {
+			keys := api.Texts(settings(), func(s setting) string { return string(s.key) })
+			e.err = fmt.Errorf("%w: must be one of %s", e.err, strings.Join(keys, ", "))
+		}
+		if e.err != nil {
+			return fmt.Errorf("%s:%d: %w", name, e.line, e.err)
 		}
 	}
 	return nil
@@ -68,9 +73,11 @@ func (c *Config) apply(path string, text []byte) error {
 
 // entry is one `key: value` of a YAML text.
 type entry struct {
-	key   string
-	line  int
-	value *yaml.Node
+	key     string
+	line    int
+	setting *setting
+	values  []string // nil: the value is missing
+	err     error    // why the entry is unusable
 }
 
 // mapping parses a YAML text that contains only `key: value` entries. Errors begin with ": " or the line.
@@ -87,29 +94,21 @@ func mapping(text []byte) ([]entry, error) {
 		return nil, fmt.Errorf(":%d: expected a list of `key: value` lines", root.Line)
 	}
 	var entries []entry
-	for i := 0; i+1 < len(root.Content); i += 2 {
-		entries = append(entries, entry{root.Content[i].Value, root.Content[i].Line, root.Content[i+1]})
+	for pair := range slices.Chunk(root.Content, 2) {
+		e := entry{key: pair[0].Value, line: pair[0].Line, setting: find(Key(pair[0].Value))}
+		switch first := api.Find(entries, func(o entry) bool { return o.key == e.key }); {
+		case e.setting == nil:
+			e.err = fmt.Errorf("unknown key %.*q", maxValue, e.key)
+		case first != nil:
+			e.err = fmt.Errorf("%s is already set on line %d", e.key, first.line)
+		default:
+			if e.values, e.err = strs(pair[1], e.setting.list); e.err != nil {
+				e.err = fmt.Errorf("%s: %w", e.key, e.err)
+			}
+		}
+		entries = append(entries, e)
 	}
 	return entries, nil
-}
-
-func (c *Config) applyEntry(e entry, from origin) error {
-	s := find(Key(e.key))
-	if s == nil {
-		keys := api.Texts(settings(), func(s setting) string { return string(s.key) })
-		return fmt.Errorf("unknown key %q: must be one of %s", e.key, strings.Join(keys, ", "))
-	}
-	values, err := strs(e.value, s.list)
-	if err != nil {
-		return fmt.Errorf("%s: %w", s.key, err)
-	}
-	if values == nil {
-		return nil // `key:` without a value
-	}
-	if err := c.assign(s, values, from); err != nil {
-		return fmt.Errorf("%s: %w", s.key, err)
-	}
-	return nil
 }
 
 // strs returns the value of a scalar or, if list is set, the values of a list, which may be none. Nil: the value is

@@ -73,7 +73,7 @@ func (cs *connections) serveMetrics(req api.ConnectRequest) error {
 	case m.at != "":
 		return fmt.Errorf("metrics are served at %s until `kubevpn quit`, and not at %s", m.at, at)
 	}
-	if _, err := config.ParseMetricsListen(at); err != nil { // it must be a loopback address
+	if _, err := config.ParseLoopback(at, "the metrics"); err != nil {
 		return fmt.Errorf("metrics are not served: %w", err)
 	}
 	l, err := net.Listen("tcp", at)

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"net/url"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/config"
 )
 
 // listen listens at the address of --socks, if the other flags need no device.
@@ -21,11 +21,12 @@ func (o *connectOptions) listen() (net.Listener, error) {
 	return listenProxy(o.socks)
 }
 
-// listenProxy listens at the address of --socks.
+// listenProxy listens at the address of --socks, which must be a loopback address: the protocols are not encrypted.
 func listenProxy(text string) (net.Listener, error) {
-	at, err := proxyAddress(text)
+	at, err := config.ParseLoopback(text, "the password and the traffic")
 	if err != nil {
-		return nil, err
+		return nil, api.Errorf(api.ExitUsage, "--socks: %w", err).
+			WithHint("use a loopback address and a port, such as 127.0.0.1:1080")
 	}
 	l, err := net.Listen("tcp", at.String())
 	if err != nil {
@@ -33,20 +34,6 @@ func listenProxy(text string) (net.Listener, error) {
 			WithHint("use another port, or port 0 for a free one")
 	}
 	return l, nil
-}
-
-// proxyAddress returns the address of --socks, which must be a loopback address: the protocols are not encrypted.
-func proxyAddress(text string) (netip.AddrPort, error) {
-	const hint = "use a loopback address and a port, such as 127.0.0.1:1080"
-	at, err := netip.ParseAddrPort(text)
-	if err != nil {
-		return at, api.Errorf(api.ExitUsage, "--socks: %q is not IP:PORT", text).WithHint(hint)
-	}
-	if !at.Addr().IsLoopback() {
-		return at, api.Errorf(api.ExitUsage, "--socks: %s is not a loopback address: other machines could read the "+
-			"password and the traffic", at.Addr()).WithHint(hint)
-	}
-	return at, nil
 }
 
 // printProxy prints what a program needs to use the proxy.
