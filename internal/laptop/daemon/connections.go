@@ -47,20 +47,21 @@ type connections struct {
 	changed    func() // called when inUse may return something else; does not block
 	intercepts *intercepts
 	queries    queryLog // that the resolver of host answered
-	metrics    metricsServer
 
-	host      *hostNetwork   // nil: there is no helper
-	closing   chan struct{}  // not nil while a helper is being closed; closed when it has ended
-	lingering bool           // the helper stays although no connection uses it yet
-	prepared  *preparation   // for the next connect; nil: nothing
-	discarded sync.WaitGroup // closes preparations that no connection has taken
-	shut      bool           // no more connections
+	host        *hostNetwork   // nil: there is no helper
+	closing     chan struct{}  // not nil while a helper is being closed; closed when it has ended
+	lingering   bool           // the helper stays although no connection uses it yet
+	prepared    *preparation   // for the next connect; nil: nothing
+	discarded   sync.WaitGroup // closes preparations that no connection has taken
+	shut        bool           // no more connections
+	metricsAt   string         // address that serves metrics; empty: none
+	stopMetrics context.CancelFunc
 }
 
 func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Logger) *connections {
 	cs := &connections{
 		factory: factory, client: client, linger: helperLinger, logger: logger, changed: func() {},
-		intercepts: newIntercepts(factory, owner, logger),
+		intercepts: newIntercepts(factory, owner, logger), stopMetrics: func() {},
 	}
 	cs.tasks = map[string]*connectionTask{}
 	cs.ended = func() {

@@ -84,7 +84,7 @@ func (cs *connections) named(req api.DisconnectRequest) ([]*connectionTask, erro
 func (cs *connections) shutDown(emit func(api.Event)) error {
 	cs.mu.Lock()
 	cs.shut = true
-	cs.metrics.close()
+	cs.stopMetrics()
 	cs.discardPreparedLocked()
 	cs.mu.Unlock()
 	err := cs.disconnect(context.Background(), api.DisconnectRequest{All: true}, emit)

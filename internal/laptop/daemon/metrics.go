@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -53,25 +52,16 @@ func Metrics() []*metrics.Metric {
 		metricDropped, metricQueries, metricIntercepted, metricBounds.Used, metricBounds.Limit}
 }
 
-// metricsServer serves the metrics of a process at most at one address. The zero metricsServer serves nothing.
-type metricsServer struct {
-	mu    sync.Mutex
-	at    string
-	stop  context.CancelFunc
-	ended bool
-}
-
 // serveMetrics serves metrics where the request asks for it, until shutDown. Of several addresses, it uses the first.
 func (cs *connections) serveMetrics(req api.ConnectRequest) error {
 	at := req.Setting(string(config.KeyMetricsListen)).Value
-	m := &cs.metrics
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
 	switch {
-	case at == "" || cs.isolated() || m.ended || at == m.at:
+	case at == "" || cs.isolated() || cs.shut || at == cs.metricsAt:
 		return nil
-	case m.at != "":
-		return fmt.Errorf("metrics are served at %s until `kubevpn quit`, and not at %s", m.at, at)
+	case cs.metricsAt != "":
+		return fmt.Errorf("metrics are served at %s until `kubevpn quit`, and not at %s", cs.metricsAt, at)
 	}
 	if _, err := config.ParseLoopback(at, "the metrics"); err != nil {
 		return fmt.Errorf("metrics are not served: %w", err)
@@ -81,7 +71,7 @@ func (cs *connections) serveMetrics(req api.ConnectRequest) error {
 		return fmt.Errorf("metrics are not served: %w; use another port", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	m.at, m.stop = at, stop
+	cs.metricsAt, cs.stopMetrics = at, stop
 	cs.group.Go(func() {
 		own := metrics.OnlyLoopback(metrics.Handler(cs.collector()))
 		if err := metrics.Serve(ctx, "metrics", l, own); err != nil {
@@ -90,16 +80,6 @@ func (cs *connections) serveMetrics(req api.ConnectRequest) error {
 	})
 	cs.logger.Info("serving metrics", "address", at)
 	return nil
-}
-
-// close ends the server. No other begins.
-func (m *metricsServer) close() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.ended = true
-	if m.stop != nil {
-		m.stop()
-	}
 }
 
 // collector returns the Collector of the process. Connections and intercepts are those of this user, so the user alone

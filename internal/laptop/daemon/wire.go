@@ -70,9 +70,17 @@ func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg interc
 		return nil, err
 	}
 	cfg.Cluster, cfg.Session, cfg.Image, cfg.Objects = own, c, agentImage(account.Image), account.Objects
-	i, err := newIntercept(cfg)
-	if err != nil || own == c.Cluster() {
-		return i, err
+	var i Intercept
+	if cfg.Spec.Clone != nil {
+		i, err = newCloned(cfg)
+	} else {
+		i, err = intercept.New(cfg)
+	}
+	switch {
+	case err != nil:
+		return nil, err // i is a typed nil
+	case own == c.Cluster():
+		return i, nil
 	}
 	return releasing{i, own}, nil
 }
@@ -88,18 +96,7 @@ func (r releasing) Run(ctx context.Context) error {
 	return r.Intercept.Run(ctx)
 }
 
-func newIntercept(cfg intercept.Config) (Intercept, error) {
-	if cfg.Spec.Clone != nil {
-		return newCloned(cfg)
-	}
-	i, err := intercept.New(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return i, nil
-}
-
-func newCloned(cfg intercept.Config) (Intercept, error) {
+func newCloned(cfg intercept.Config) (*cloned, error) {
 	key, err := Owner{Key: cfg.Key}.keyHash()
 	if err != nil {
 		return nil, err
