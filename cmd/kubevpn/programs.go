@@ -70,9 +70,7 @@ func reset(ctx context.Context, c *client.Cluster, req api.ResetRequest, progres
 	if err != nil {
 		return err
 	}
-	return daemon.Reset(ctx, daemon.ResetConfig{
-		Cluster: c, Request: req, Owner: owner, Progress: progress, Logger: warnings(),
-	})
+	return daemon.Reset(ctx, c, req, owner, progress, warnings())
 }
 
 // newOwner returns this user on this machine as an owner. It has the same key as the daemon of the user.

@@ -27,10 +27,8 @@ func TestResetReportsAnErrorOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, workload := range []string{"gadgets/web", "gadgets.example.com/web"} { // a custom resource is looked up twice
-		err := Reset(t.Context(), ResetConfig{
-			Cluster: c, Request: api.ResetRequest{Namespace: "shop", Workloads: []string{workload}},
-			Owner: Owner{Name: "ann@laptop"}, Progress: func(api.Event) {}, Logger: slog.New(slog.DiscardHandler),
-		})
+		err := Reset(t.Context(), c, api.ResetRequest{Namespace: "shop", Workloads: []string{workload}},
+			Owner{Name: "ann@laptop"}, func(api.Event) {}, slog.New(slog.DiscardHandler))
 		if err == nil {
 			t.Fatal("it was reset")
 		}

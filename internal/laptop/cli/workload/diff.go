@@ -26,7 +26,7 @@ import (
 
 type diffOptions struct {
 	proxyOptions
-	body     bodyLimit
+	body     int
 	ignored  diff.Ignored
 	unsafe   bool
 	detect   bool
@@ -85,33 +85,18 @@ func (o *diffOptions) addTo(cmd *cobra.Command) {
 	command.CompleteWith(cmd, "container", o.flags.CompleteContainers)
 	o.flags.AddTo(cmd, o.f, config.KeyMode, config.KeyRequireMatch, config.KeyRedact)
 	flags := cmd.Flags()
-	flags.Var(&ignoreFlag{&o.ignored, nil}, "ignore",
+	flags.Func("ignore",
 		"place that is not compared: a JSON path such as $.timestamp, $.items[*].id or $..id, or the name of a header;"+
-			" may be repeated")
+			" may be repeated", o.ignored.Parse)
 	flags.BoolVar(&o.unsafe, "unsafe", false,
 		"also send requests other than GET, HEAD and OPTIONS, which may change something: each once, in their order")
 	flags.BoolVar(&o.detect, "detect", true,
 		"ignore what differs between two answers of the same version; sends each request twice")
-	flags.Var(&o.body, "body", fmt.Sprintf("bytes of each body to compare, at most %dKi", api.MaxRecordedBody>>10))
-	flags.Lookup("body").DefValue = "64Ki"
+	addBody(cmd, &o.body, "bytes of each body to compare").DefValue = "64Ki"
 	flags.IntVar(&o.requests, "requests", 0, "end after so many requests (default: no limit)")
 	flags.DurationVar(&o.duration, "for", 0, "end after this time, such as 5m (default: no limit)")
 	flags.StringVar(&o.har, "har", "", "file that gets both answers to each request that differs, as an HTTP Archive")
 	o.output.AddTo(cmd)
-}
-
-// ignoreFlag is the value of --ignore.
-type ignoreFlag struct {
-	ignored *diff.Ignored
-	texts   []string
-}
-
-func (f *ignoreFlag) String() string { return strings.Join(f.texts, ",") }
-func (f *ignoreFlag) Type() string   { return "place" }
-
-func (f *ignoreFlag) Set(s string) error {
-	f.texts = append(f.texts, s)
-	return f.ignored.Parse(s)
 }
 
 // run holds an intercept that records, and compares meanwhile.
@@ -167,7 +152,7 @@ type diffRun struct {
 func (d *diffRun) run(outer context.Context, ended <-chan error) (err error) {
 	ctx, cancel := context.WithCancelCause(outer)
 	defer cancel(nil)
-	program := diff.NewProgram(d.intercept.Ports, int(d.o.body))
+	program := diff.NewProgram(d.intercept.Ports, d.o.body)
 	stop, err := d.start(ctx, program, cancel)
 	if err != nil {
 		return err
@@ -205,7 +190,7 @@ func (d *diffRun) compare(ctx context.Context, cancel context.CancelCauseFunc) e
 	var following sync.WaitGroup
 	following.Go(func() {
 		err := d.o.f.Daemon().Requests(limited, api.RequestsRequest{
-			Connection: d.intercept.Connection, Workload: d.intercept.ID, Follow: true, Body: int(d.o.body),
+			Connection: d.intercept.Connection, Workload: d.intercept.ID, Follow: true, Body: d.o.body,
 			Redact: []string{api.ShowAll}, // real values are compared, and hidden where they are shown
 		}, d.record)
 		if limited.Err() == nil {

@@ -25,7 +25,6 @@ type requestsOptions struct {
 	f      *command.Factory
 	req    api.RequestsRequest
 	kube   command.ClusterFlags
-	body   bodyLimit
 	count  int
 	output *term.Format
 }
@@ -67,9 +66,8 @@ func newRequests(f *command.Factory) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.BoolVarP(&o.req.Follow, "follow", "f", false, "record, and print requests until Ctrl-C")
-	flags.Var(&o.body, "body", fmt.Sprintf("with -f: bytes of each body to record, such as 64Ki, at most %dKi",
-		api.MaxRecordedBody>>10))
-	flags.Lookup("body").NoOptDefVal = fmt.Sprintf("%dKi", api.DefaultRecordedBody>>10)
+	body := addBody(cmd, &o.req.Body, "with -f: bytes of each body to record, such as 64Ki")
+	body.NoOptDefVal = fmt.Sprintf("%dKi", api.DefaultRecordedBody>>10)
 	flags.IntVar(&o.count, "count", 0, "end after so many requests (default: no limit)")
 	config.AddFlags(cmd, config.KeyRedact)
 	o.kube.AddClusterTo(cmd, f)
@@ -87,8 +85,8 @@ func (o *requestsOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	o.req.Redact, o.req.Body = cfg.Redact, int(o.body)
-	if o.output.String() == "curl" && o.body == 0 { // a command without its body repeats nothing
+	o.req.Redact = cfg.Redact
+	if o.output.String() == "curl" && o.req.Body == 0 { // a command without its body repeats nothing
 		o.req.Body = api.DefaultRecordedBody
 	}
 	if o.req.Connection, err = o.kube.ConnectionID(ctx); err != nil {
@@ -176,7 +174,7 @@ func (p *recordPrinter) text(e *api.Exchange) error {
 		}
 		b.WriteString(columns[len(p.widths)] + "\n")
 	}
-	if p.o.body > 0 {
+	if p.o.req.Body > 0 {
 		writeBody(&b, "  > ", e.Request.Body)
 		if e.Response != nil {
 			writeBody(&b, "  < ", e.Response.Body)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -244,17 +245,16 @@ func checkWorkloads(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// bodyLimit is the value of --body.
-type bodyLimit int
-
-func (b *bodyLimit) String() string { return fmt.Sprint(int(*b)) }
-func (b *bodyLimit) Type() string   { return "size" }
-
-func (b *bodyLimit) Set(s string) error {
-	q, err := resource.ParseQuantity(s)
-	if err != nil || q.Sign() < 0 || q.Value() > api.MaxRecordedBody {
-		return fmt.Errorf("must be a number of bytes up to %dKi", api.MaxRecordedBody>>10)
-	}
-	*b = bodyLimit(q.Value())
-	return nil
+// addBody adds --body: how many bytes of each body to keep.
+func addBody(cmd *cobra.Command, limit *int, usage string) *pflag.Flag {
+	usage += fmt.Sprintf(", at most %dKi", api.MaxRecordedBody>>10)
+	cmd.Flags().Func("body", usage, func(s string) error {
+		q, err := resource.ParseQuantity(s)
+		if err != nil || q.Sign() < 0 || q.Value() > api.MaxRecordedBody {
+			return fmt.Errorf("must be a number of bytes up to %dKi", api.MaxRecordedBody>>10)
+		}
+		*limit = int(q.Value())
+		return nil
+	})
+	return cmd.Flag("body")
 }
