@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"kubevpn/internal/api"
@@ -63,19 +64,20 @@ func (cs *connections) awaitClosed() {
 
 // named returns the connections that req names.
 func (cs *connections) named(req api.DisconnectRequest) ([]*connectionTask, error) {
-	all := cs.list(func(*connectionTask) bool { return true },
-		func(a, b *connectionTask) int { return cmp.Compare(a.id, b.id) })
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	ids := req.IDs
 	if req.All {
-		return all, nil
+		ids = slices.Sorted(maps.Keys(cs.tasks))
 	}
 	var named []*connectionTask
-	for _, id := range req.IDs {
-		i := slices.IndexFunc(all, func(t *connectionTask) bool { return t.id == id })
-		if i < 0 {
+	for _, id := range ids {
+		t := cs.tasks[id]
+		if t == nil {
 			return nil, api.Errorf(api.ExitNotConnected, "no connection has the ID %s", id).
 				WithHint("`kubevpn status` lists them")
 		}
-		named = append(named, all[i])
+		named = append(named, t)
 	}
 	return named, nil
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"reflect"
 	"slices"
@@ -313,10 +314,13 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
 
 // filter returns the intercepts that want accepts, the oldest first.
 func (is *intercepts) filter(want func(*interceptTask) bool) []*interceptTask {
-	return is.list(want, func(a, b *interceptTask) int {
+	is.mu.Lock()
+	defer is.mu.Unlock()
+	found := slices.SortedFunc(maps.Values(is.tasks), func(a, b *interceptTask) int {
 		return cmp.Or(a.begun.Compare(b.begun), cmp.Compare(a.key.workload, b.key.workload),
 			cmp.Compare(a.key.id(), b.key.id()))
 	})
+	return slices.DeleteFunc(found, func(t *interceptTask) bool { return !want(t) })
 }
 
 // status lists the intercepts, the oldest first.

@@ -67,7 +67,7 @@ func (h *hostNetwork) leaveLocked(n *scopedNetwork) {
 	h.scopes = slices.DeleteFunc(slices.Clone(h.scopes), func(other *scopedNetwork) bool { return other == n })
 }
 
-// applyLocked has the helper apply all links.
+// applyLocked has the helper apply all links. Without any, nothing sends queries to the loopback sockets any more.
 func (h *hostNetwork) applyLocked(ctx context.Context) (api.NetworkApplied, error) {
 	var state api.NetworkState
 	for _, n := range h.scopes {
@@ -83,6 +83,9 @@ func (h *hostNetwork) applyLocked(ctx context.Context) (api.NetworkApplied, erro
 		return api.NetworkApplied{}, err
 	}
 	h.learn(applied)
+	if len(state.Links) == 0 {
+		h.closeLoopbackLocked()
+	}
 	return applied, nil
 }
 
@@ -164,9 +167,7 @@ func (n *scopedNetwork) SetLink(ctx context.Context, link api.Link) (api.Network
 	n.joinLocked()
 	applied, err := h.applyLocked(ctx)
 	if err == nil {
-		if h.loopback != nil {
-			h.serveLoopbackLocked()
-		}
+		h.serveLoopbackLocked()
 		return applied, nil
 	}
 	n.link = before
@@ -174,9 +175,6 @@ func (n *scopedNetwork) SetLink(ctx context.Context, link api.Link) (api.Network
 	defer cancel()
 	if _, undoErr := h.applyLocked(undo); undoErr != nil { // the helper may have applied a part
 		err = errors.Join(err, fmt.Errorf("cannot undo the change: %w", undoErr))
-	}
-	if !h.linkedLocked() {
-		h.closeLoopbackLocked()
 	}
 	return api.NetworkApplied{}, err
 }
@@ -226,13 +224,8 @@ func (n *scopedNetwork) RemoveLink(ctx context.Context) error {
 		return nil
 	}
 	n.link = nil
-	if _, err := h.applyLocked(ctx); err != nil {
-		return err
-	}
-	if !h.linkedLocked() {
-		h.closeLoopbackLocked()
-	}
-	return nil
+	_, err := h.applyLocked(ctx)
+	return err
 }
 
 // SetZone passes the zones of all connections to the resolver. The connection that had a zone first takes precedence.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -182,18 +181,4 @@ func (r *registry[K, T]) await(timeout time.Duration, ts ...T) (late []T) {
 		}
 	}
 	return late
-}
-
-// list returns the tasks that want accepts, in the order of compare.
-func (r *registry[K, T]) list(want func(T) bool, compare func(a, b T) int) []T {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var out []T
-	for _, t := range r.tasks {
-		if want(t) {
-			out = append(out, t)
-		}
-	}
-	slices.SortFunc(out, compare)
-	return out
 }

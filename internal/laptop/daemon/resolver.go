@@ -48,10 +48,10 @@ func (h *hostNetwork) listenLoopback() (*loopback, error) {
 	return b, nil
 }
 
-// serveLoopbackLocked starts the resolver on the loopback sockets unless it runs.
+// serveLoopbackLocked starts the resolver on the loopback sockets, if there are any, unless it runs.
 func (h *hostNetwork) serveLoopbackLocked() {
 	b := h.loopback
-	if b.cancel != nil {
+	if b == nil || b.cancel != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
