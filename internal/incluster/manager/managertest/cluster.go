@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -146,6 +147,18 @@ type FakeAPI struct {
 	Denied map[string]bool // "list nodes", "list services in namespace shop"
 	Broken string          // evaluationError of each denial
 	Down   bool
+
+	watches []watch.Interface
+}
+
+// EndWatches ends all watches, as the API server does from time to time. The manager then asks for its permissions.
+func (f *FakeAPI) EndWatches() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.watches {
+		w.Stop()
+	}
+	f.watches = nil
 }
 
 func (f *FakeAPI) Denies(right string) bool {
@@ -193,6 +206,17 @@ func NewFakeAPI(denied []string, objects ...runtime.Object) *FakeAPI {
 			return true, nil, apierrors.NewForbidden(what.GroupResource(), "", nil)
 		}
 		return false, nil, nil
+	})
+	f.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		what := action.GetResource()
+		if f.Denies(rightTo("watch", what.Resource, action.GetNamespace())) {
+			return true, nil, apierrors.NewForbidden(what.GroupResource(), "", nil)
+		}
+		w, err := f.Tracker().Watch(what, action.GetNamespace())
+		if err == nil {
+			f.Set(func() { f.watches = append(f.watches, w) })
+		}
+		return true, w, err
 	})
 	return f
 }

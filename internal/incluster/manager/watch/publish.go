@@ -69,7 +69,7 @@ func New(cfg Config) *Publisher {
 	c := newCluster(cfg.Self.Node, cfg.Namespaces...)
 	p := &Publisher{
 		cfg: cfg, Self: cfg.Self, cluster: c,
-		watcher: &watcher{kube: cfg.Kube, cluster: c, log: cfg.Logger, poked: wakeup.NewSignal()},
+		watcher: &watcher{kube: cfg.Kube, cluster: c, log: cfg.Logger, denied: make(map[scope][]string)},
 		pods:    newPodReader(cfg.Kube, c, cfg.Logger),
 		Ready:   make(chan struct{}), seed: maphash.MakeSeed(),
 		names: map[string]map[string]uint64{}, sorted: map[string][]string{},
@@ -93,7 +93,7 @@ func (p *Publisher) Changed() { p.cluster.changed.Raise() }
 // Recheck makes the publisher check permissions that are missing, because an admin may have granted them.
 func (p *Publisher) Recheck() {
 	if missing, _ := p.watcher.state(); len(missing) > 0 {
-		p.watcher.poked.Raise()
+		p.watcher.poked.Send()
 	}
 }
 

@@ -2,7 +2,6 @@ package watch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -90,177 +89,96 @@ const (
 	confirmAfter   = 5 * time.Second // between two denials that end a watch
 )
 
-// watcher watches the scopes that its permissions allow, and checks missing permissions until it has them. A scope
-// without permission does not affect the others.
+// watcher watches the scopes that its permissions allow, and checks missing permissions until it has them. Each scope has
+// a goroutine of its own, so one without permission does not affect the others.
 //
-//	            ┌── denied twice: store cleared, listed in missing ◀──┐
-//	ask (SSAR) ─┤                                                     │ ask again
-//	            └── allowed: list, watch, store ──403──▶ poke ────────┘
+//	ask (SSAR) ─┬── allowed: list, watch, store ── 403 or another error ──▶ ask again
+//	            └── denied twice: store cleared, listed in missing ───────▶ ask again later, or when poked
 //
 // While the API server does not answer, watches retry and stores keep their objects. An API server that restarts, or
-// whose authorizer does not answer, denies as well: only a second certain denial, confirmAfter the first, ends a watch.
+// whose authorizer does not answer, denies as well: only a second certain denial, confirmAfter the first, clears a
+// store.
 type watcher struct {
 	kube    kubernetes.Interface // nil: no API access
 	cluster *cluster
 	log     *slog.Logger
-	poked   wakeup.Signal // the permissions may have changed
+	poked   wakeup.Broadcast // sent when missing permissions may have been granted
 
-	mu      sync.Mutex
-	missing []string
-	asked   bool // denied is known
-	denied  denials
+	mu     sync.Mutex
+	denied map[scope][]string // the verbs; no entry: the API server has not answered yet
+	failed bool               // the API server did not answer
 }
 
 // state returns the missing permissions, and whether all scopes that the manager may watch are synced.
 func (w *watcher) state() (missing []string, ready bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ready = w.asked
+	ready = true
 	for _, s := range w.cluster.scopes {
-		ready = ready && (len(w.denied[s]) > 0 || w.cluster.isSynced(s))
+		denied, asked := w.denied[s]
+		ready = ready && asked && (len(denied) > 0 || w.cluster.isSynced(s))
+		for _, verb := range denied {
+			missing = append(missing, verb+" "+s.String())
+		}
 	}
-	return w.missing, ready
+	if w.failed && len(w.denied) == 0 {
+		missing = []string{"reach the API server"}
+	}
+	return missing, ready
 }
 
 // run watches until ctx ends.
 func (w *watcher) run(ctx context.Context) error {
-	if w.kube == nil {
-		w.set(denyAll(w.cluster.scopes), nil)
-		<-ctx.Done()
-		return nil
-	}
-	running := make(map[scope]func()) // stops a watch and waits for its end
-	defer func() {
-		for _, stop := range running {
-			stop()
-		}
-	}()
-	doubted := make(map[scope]time.Time) // when a watch that runs was denied first
-	retry := retryFirst
-	for {
-		denied, unsure, err := w.ask(ctx)
-		if err == nil {
-			for _, s := range w.cluster.scopes {
-				w.follow(ctx, s, running, doubted, denied, unsure[s])
-			}
-			retry = retryFirst
-		}
-		missing := w.set(denied, err)
-		var again <-chan time.Time
-		switch {
-		case err != nil:
-			w.log.Warn("cannot check the manager's permissions", "err", err, "retry", retry)
-			again = time.After(retry)
-			retry = min(2*retry, retryMost)
-		case len(doubted) > 0 || len(unsure) > 0:
-			again = time.After(confirmAfter)
-		case missing:
-			again = time.After(rightsInterval)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-again:
-		case <-w.poked:
-		}
-	}
-}
-
-// follow starts or stops the watch of s. It removes a denial from denied that does not end a watch yet.
-func (w *watcher) follow(ctx context.Context, s scope, running map[scope]func(), doubted map[scope]time.Time,
-	denied denials, unsure bool) {
-	stop, since := running[s], doubted[s]
-	switch {
-	case len(denied[s]) == 0:
-		delete(doubted, s)
-		if stop == nil {
-			running[s] = wakeup.Go(ctx, func(ctx context.Context) { w.watch(ctx, s) })
-		}
-	case stop == nil:
-	case unsure || since.IsZero() || time.Since(since) < confirmAfter:
-		if !unsure && since.IsZero() {
-			doubted[s] = time.Now()
-		}
-		delete(denied, s)
-	default:
-		stop()
-		delete(running, s)
-		delete(doubted, s)
-		w.cluster.store(s).clear()
-	}
-}
-
-// denials are the verbs that are denied.
-type denials map[scope][]string
-
-func denyAll(scopes []scope) denials {
-	d := make(denials)
-	for _, s := range scopes {
-		d[s] = verbs[:]
-	}
-	return d
-}
-
-// ask checks every permission. unsure are the scopes of which a denial may be an error of an authorizer.
-func (w *watcher) ask(ctx context.Context) (denied denials, unsure map[scope]bool, err error) {
-	denied, unsure = make(denials), make(map[scope]bool)
+	var watching sync.WaitGroup
+	defer watching.Wait()
 	for _, s := range w.cluster.scopes {
-		for _, verb := range verbs {
-			answer, err := w.review(ctx, verb, s)
-			if err != nil {
-				return nil, nil, fmt.Errorf("reviewing %s %v: %w", verb, s, err)
-			}
-			if !answer.Allowed {
-				denied[s] = append(denied[s], verb)
-			}
-			if !answer.Allowed && answer.EvaluationError != "" {
-				unsure[s] = true
-				w.log.Warn("cannot check a permission of the manager", "verb", verb, "resource", s,
-					"err", answer.EvaluationError)
-			}
+		if w.kube == nil {
+			w.set(s, verbs[:], nil)
+			continue
+		}
+		watching.Go(func() { w.watch(ctx, s) })
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// ask returns the verbs that the manager is denied. A denial that is unsure may be an error of an authorizer.
+func (w *watcher) ask(ctx context.Context, s scope) (denied []string, unsure bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, retryMost)
+	defer cancel()
+	kind := kinds[s.resource]
+	for _, verb := range verbs {
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: kind.group, Resource: kind.name,
+				Namespace: s.namespace},
+		}}
+		answer, err := w.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+		if err != nil {
+			return nil, false, fmt.Errorf("reviewing %s %v: %w", verb, s, err)
+		}
+		if answer.Status.Allowed {
+			continue
+		}
+		denied = append(denied, verb)
+		if why := answer.Status.EvaluationError; why != "" {
+			unsure = true
+			w.log.Warn("cannot check a permission of the manager", "verb", verb, "resource", s, "err", why)
 		}
 	}
 	return denied, unsure, nil
 }
 
-// review asks the API server whether the manager has a permission.
-func (w *watcher) review(ctx context.Context, verb string, s scope) (authorizationv1.SubjectAccessReviewStatus, error) {
-	ctx, cancel := context.WithTimeout(ctx, retryMost)
-	defer cancel()
-	kind := kinds[s.resource]
-	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: kind.group, Resource: kind.name,
-			Namespace: s.namespace},
-	}}
-	answer, err := w.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	if err != nil {
-		return authorizationv1.SubjectAccessReviewStatus{}, err
-	}
-	return answer.Status, nil
-}
-
-// set records the answer and reports whether a permission is missing. After an error it keeps the previous answer.
-func (w *watcher) set(denied denials, err error) bool {
+// set records the answer of ask. After an error it keeps the previous answer.
+func (w *watcher) set(s scope, denied []string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err != nil {
-		if !w.asked {
-			w.missing = []string{"reach the API server"}
+	if w.failed = err != nil; !w.failed {
+		if before := w.denied[s]; !slices.Equal(before, denied) {
+			w.log.Info("rights", "resource", s, "missing", denied)
 		}
-		return len(w.missing) > 0
-	}
-	before := w.missing
-	w.missing, w.asked, w.denied = nil, true, denied
-	for _, s := range w.cluster.scopes {
-		for _, verb := range denied[s] {
-			w.missing = append(w.missing, verb+" "+s.String())
-		}
-	}
-	if !slices.Equal(w.missing, before) {
-		w.log.Info("rights", "missing", w.missing)
+		w.denied[s] = denied
 	}
 	w.cluster.changed.Raise()
-	return len(w.missing) > 0
 }
 
 // watch keeps the store of s up to date until ctx ends.
@@ -269,11 +187,17 @@ func (w *watcher) watch(ctx context.Context, s scope) {
 	reflector := cache.NewReflectorWithOptions(w.listerWatcher(s), kinds[s.resource].object, objects,
 		cache.ReflectorOptions{Name: s.String()})
 	retry := retryFirst
+	var doubted time.Time // when a scope whose objects are known was denied first
 	for {
-		began := time.Now()
-		err := reflector.ListAndWatchWithContext(ctx)
-		if ctx.Err() != nil {
-			return
+		poked, began := w.poked.Next(), time.Now()
+		denied, unsure, err := w.ask(ctx, s)
+		known := w.cluster.isSynced(s)
+		if len(denied) == 0 {
+			doubted = time.Time{}
+			w.set(s, nil, err)
+		}
+		if len(denied) == 0 && err == nil {
+			err = reflector.ListAndWatchWithContext(ctx)
 		}
 		long := time.Since(began) > retryMost // not a repeated failure
 		if long {
@@ -282,6 +206,19 @@ func (w *watcher) watch(ctx context.Context, s scope) {
 		wait := retry
 		retry = min(2*retry, retryMost)
 		switch {
+		case ctx.Err() != nil:
+			return
+		case len(denied) > 0 && known && (unsure || doubted.IsZero() || time.Since(doubted) < confirmAfter):
+			wait = confirmAfter
+			if doubted.IsZero() && !unsure {
+				doubted = began
+			}
+		case len(denied) > 0:
+			wait, retry = rightsInterval, retryFirst
+			if known {
+				objects.clear()
+			}
+			w.set(s, denied, nil)
 		case apierrors.IsNotFound(err): // networking.k8s.io/v1 has no ServiceCIDR before Kubernetes 1.33
 			w.log.Info("the API server has no such resource", "resource", s)
 			objects.setAbsent()
@@ -291,64 +228,45 @@ func (w *watcher) watch(ctx context.Context, s scope) {
 		case long: // a watch ends after some minutes by design
 			wait = 0
 		}
-		if !wakeup.Pause(ctx, wait) {
+		select {
+		case <-time.After(wait):
+		case <-poked:
+		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// listerWatcher lists and watches s. A Forbidden error makes the watcher check its permissions.
+// listerWatcher lists and watches s.
 func (w *watcher) listerWatcher(s scope) cache.ListerWatcher {
-	list, watchFrom := w.calls(s)
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			l, err := list(ctx, o)
-			return l, w.noticed(err)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			i, err := watchFrom(ctx, o)
-			return i, w.noticed(err)
-		},
-	}
-	return cache.ToListWatcherWithWatchListSemantics(lw, w.kube)
-}
-
-func (w *watcher) noticed(err error) error {
-	if status := apierrors.APIStatus(nil); errors.As(err, &status) && apierrors.IsForbidden(err) {
-		w.poked.Raise()
-	}
-	return err
-}
-
-type (
-	listCall  func(context.Context, metav1.ListOptions) (runtime.Object, error)
-	watchCall func(context.Context, metav1.ListOptions) (watch.Interface, error)
-)
-
-func (w *watcher) calls(s scope) (listCall, watchCall) {
+	lw := &cache.ListWatch{}
 	switch s.resource {
 	case services:
-		return callsOf[*corev1.ServiceList](w.kube.CoreV1().Services(s.namespace), "")
+		lw = callsOf[*corev1.ServiceList](w.kube.CoreV1().Services(s.namespace), "")
 	case endpointSlices:
-		return callsOf[*discoveryv1.EndpointSliceList](w.kube.DiscoveryV1().EndpointSlices(s.namespace),
+		lw = callsOf[*discoveryv1.EndpointSliceList](w.kube.DiscoveryV1().EndpointSlices(s.namespace),
 			discoveryv1.LabelServiceName)
 	case nodes:
-		return callsOf[*corev1.NodeList](w.kube.CoreV1().Nodes(), "")
-	default:
-		return callsOf[*networkingv1.ServiceCIDRList](w.kube.NetworkingV1().ServiceCIDRs(), "")
+		lw = callsOf[*corev1.NodeList](w.kube.CoreV1().Nodes(), "")
+	case serviceCIDRs:
+		lw = callsOf[*networkingv1.ServiceCIDRList](w.kube.NetworkingV1().ServiceCIDRs(), "")
 	}
+	return cache.ToListWatcherWithWatchListSemantics(lw, w.kube)
 }
 
 // callsOf returns the two calls of a typed client, with a label selector.
 func callsOf[L runtime.Object](client interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}, selector string) (listCall, watchCall) {
-	return func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+}, selector string) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = selector
 			return client.List(ctx, o)
-		}, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.LabelSelector = selector
 			return client.Watch(ctx, o)
-		}
+		},
+	}
 }

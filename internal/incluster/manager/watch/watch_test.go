@@ -126,7 +126,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 			t.Errorf("names: %+v", d)
 		}
 		kube.Set(func() { clear(kube.Denied) })
-		r.watcher.poked.Raise() // as a new session does
+		r.watcher.poked.Send() // as a new session does
 		state = c.Until("VIPs being resolved", func(s *api.ManagerState) bool { return s.ResolvesVIPs && s.PodCIDRs != nil })
 		if state.Missing != nil {
 			t.Errorf("missing: %v", state.Missing)
@@ -141,7 +141,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 		c := r.hello(t)
 		c.Next()
 		kube.Set(func() { kube.Denied["watch services"] = true })
-		r.watcher.poked.Raise() // as a watch does that gets 403
+		kube.EndWatches()
 		state := c.Until("VIPs being dialed as they are", func(s *api.ManagerState) bool { return !s.ResolvesVIPs })
 		if want := []string{"watch services"}; !slices.Equal(state.Missing, want) {
 			t.Errorf("missing: %v, want %v", state.Missing, want)
@@ -203,12 +203,12 @@ func uncertainDenial(t *testing.T, evaluationError string) {
 		return false, nil, nil
 	})
 	before := r.Notices.Load()
-	r.watcher.poked.Raise() // as a watch does that gets 403
+	kube.EndWatches()
 	for range len(verbs) * int(resources) {
 		<-asked
 	}
 	kube.Set(func() { clear(kube.Denied) })
-	r.watcher.poked.Raise()
+	r.watcher.poked.Send()
 	for range len(verbs) * int(resources) {
 		<-asked
 	}
@@ -293,7 +293,7 @@ func TestForbiddenNamespaceDoesNotAffectOthers(t *testing.T) {
 	c.AddsNames(map[string][]string{"default": {"kubernetes", "web"}})
 
 	kube.Set(func() { delete(kube.Denied, "list services in namespace kube-system") })
-	r.watcher.poked.Raise()
+	r.watcher.poked.Send()
 	c.AddsNames(map[string][]string{"kube-system": {"kube-dns"}})
 	testenv.Until(t, "all namespaces are known", func() bool {
 		latest := r.Notices.Load()
@@ -305,7 +305,7 @@ func TestForbiddenNamespaceDoesNotAffectOthers(t *testing.T) {
 
 	withdrawn := "watch endpointslices in namespace default"
 	kube.Set(func() { kube.Denied[withdrawn] = true })
-	r.watcher.poked.Raise()
+	kube.EndWatches()
 	state := c.Until("the right's end", func(s *api.ManagerState) bool { return s.Missing != nil })
 	testenv.Until(t, "default is dialed as it is", func() bool { return r.verdict(vipOfWeb) == balancer.NotService })
 	check(state, []string{withdrawn}, balancer.NotService, balancer.Chosen)
@@ -333,7 +333,7 @@ func TestStateSurvivesAPIServerFailure(t *testing.T) {
 		c := r.hello(t)
 		c.Next()
 		kube.Set(func() { kube.Down = true })
-		r.watcher.poked.Raise()
+		kube.EndWatches()
 		time.Sleep(50 * time.Millisecond) // nothing to wait for: nothing must happen
 		if now := r.Notices.Load(); !now.State.ResolvesVIPs || now.names == nil {
 			t.Errorf("state: %+v", now.State)
