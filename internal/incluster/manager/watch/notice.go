@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"maps"
 	"reflect"
 	"slices"
 
@@ -12,56 +11,87 @@ import (
 // Notice is the state that the manager sends to laptops, at one moment. It is immutable.
 type Notice struct {
 	State api.ManagerState
-	// names contains the Services by namespace, sorted. An unchanged namespace has the same slice as in the previous
-	// notice. nil: the manager may not watch Services.
+	// names contains the Services by namespace, sorted. nil: the manager may not watch Services.
 	names   map[string][]string
-	records recordChanges
+	changes nameChanges // of names, and of DNS records
 }
 
-// recordChanges are the last Services that still exist and whose DNS records have changed. A copy does not change.
-type recordChanges struct {
+// nameChanges are the last changes of Services and of their DNS records. A copy does not change.
+type nameChanges struct {
 	count int // all of them, since the manager began
-	last  []balancer.Name
+	last  []nameChange
 }
 
-// maxChanges is the number of changes between two notices after which a laptop is told that everything has changed.
-const maxChanges = 64
+type nameChange struct {
+	balancer.Name
+	kind changeKind
+}
 
-func (c *recordChanges) add(name balancer.Name) {
+type changeKind int
+
+const (
+	nameChanged changeKind = iota // the DNS records
+	nameAdded
+	nameRemoved
+)
+
+// maxChanges is the number of changes between two notices after which a laptop receives all names again.
+const maxChanges = 1 << 10
+
+func (c *nameChanges) add(name balancer.Name, kind changeKind) {
 	c.count++
-	c.last = append(slices.Clone(c.last[max(0, len(c.last)+1-maxChanges):]), name)
+	if len(c.last) >= 2*maxChanges {
+		c.last = slices.Clone(c.last[maxChanges:])
+	}
+	c.last = append(c.last, nameChange{name, kind}) // copies see only the elements before
 }
 
-// since returns the Services that have changed since before; ok is false if they are too many.
-func (c *recordChanges) since(before recordChanges) (changed map[string][]string, ok bool) {
+// since returns what has changed since before, or nil; ok is false if the changes are too many.
+func (c *nameChanges) since(before nameChanges) (d *api.NameDelta, ok bool) {
 	n := c.count - before.count
-	if n > len(c.last) {
+	switch {
+	case n > min(len(c.last), maxChanges):
 		return nil, false
+	case n == 0:
+		return nil, true
 	}
-	for _, name := range c.last[len(c.last)-n:] {
-		if changed == nil {
-			changed = make(map[string][]string)
+	recent := c.last[len(c.last)-n:]
+	first, last := map[balancer.Name]changeKind{}, map[balancer.Name]changeKind{}
+	for _, change := range recent {
+		if _, known := first[change.Name]; !known {
+			first[change.Name] = change.kind
 		}
-		if !slices.Contains(changed[name.Namespace], name.Name) {
-			changed[name.Namespace] = append(changed[name.Namespace], name.Name)
+		last[change.Name] = change.kind
+	}
+	d = &api.NameDelta{}
+	for _, change := range recent {
+		kind, left := last[change.Name]
+		delete(last, change.Name)
+		isNew := first[change.Name] == nameAdded
+		switch {
+		case !left, kind == nameRemoved && isNew:
+		case kind == nameRemoved:
+			put(&d.Remove, change.Name)
+		case isNew:
+			put(&d.Add, change.Name)
+		default:
+			put(&d.Changed, change.Name)
 		}
 	}
-	return changed, true
+	return d, true
+}
+
+func put(m *map[string][]string, name balancer.Name) {
+	if *m == nil {
+		*m = make(map[string][]string)
+	}
+	(*m)[name.Namespace] = append((*m)[name.Namespace], name.Name)
 }
 
 // equal reports whether laptops would receive nothing new.
 func (n *Notice) equal(other *Notice) bool {
-	return reflect.DeepEqual(n.State, other.State) && sameNames(n.names, other.names) &&
-		n.records.count == other.records.count
-}
-
-func sameNames(a, b map[string][]string) bool {
-	return (a == nil) == (b == nil) && maps.EqualFunc(a, b, sameSlice)
-}
-
-// sameSlice reports whether two lists of names are the same one, or equal.
-func sameSlice(a, b []string) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+	return reflect.DeepEqual(n.State, other.State) && (n.names == nil) == (other.names == nil) &&
+		n.changes.count == other.changes.count
 }
 
 // Changes returns the messages that bring a laptop from one notice to the next.
@@ -70,77 +100,25 @@ func Changes(before, now *Notice) []api.ControlMessage {
 	if !reflect.DeepEqual(before.State, now.State) {
 		messages = append(messages, api.ControlMessage{State: &now.State})
 	}
-	if d := deltaOf(before, now); d != nil {
+	if d := delta(before, now); d != nil {
 		messages = append(messages, api.ControlMessage{Names: d})
 	}
 	return messages
 }
 
-// deltaOf returns the changes of Services and their records from before to after, or nil if there are none.
-func deltaOf(before, after *Notice) *api.NameDelta {
-	d := delta(before.names, after.names)
-	if after.names == nil || d != nil && d.Reset {
-		return d
-	}
-	changed, ok := after.records.since(before.records)
-	switch {
-	case !ok:
-		return delta(nil, after.names)
-	case changed == nil:
-		return d
-	case d == nil:
-		d = &api.NameDelta{}
-	}
-	d.Changed = changed
-	return d
-}
-
-// delta returns the changes from before to after, or nil if there are none. If before has no Services, the delta has
-// Reset set, so the first delta always has.
-func delta(before, after map[string][]string) *api.NameDelta {
-	switch {
-	case after == nil && before == nil:
-		return nil
-	case after == nil:
+// delta returns the changes of Services and their records from before to after, or nil if there are none. If before has
+// no Services, the delta has Reset set, so the first delta always has.
+func delta(before, after *Notice) *api.NameDelta {
+	if after.names == nil {
+		if before.names == nil {
+			return nil
+		}
 		return &api.NameDelta{Reset: true}
-	case before == nil:
-		return &api.NameDelta{Reset: true, Add: after}
 	}
-	d := &api.NameDelta{}
-	for namespace, names := range after {
-		if old := before[namespace]; !sameSlice(old, names) {
-			put(&d.Add, namespace, missingFrom(old, names))
-			put(&d.Remove, namespace, missingFrom(names, old))
+	if before.names != nil {
+		if d, ok := after.changes.since(before.changes); ok {
+			return d
 		}
 	}
-	for namespace, names := range before {
-		if _, ok := after[namespace]; !ok {
-			put(&d.Remove, namespace, names)
-		}
-	}
-	if d.Add == nil && d.Remove == nil {
-		return nil
-	}
-	return d
-}
-
-func put(m *map[string][]string, namespace string, names []string) {
-	if len(names) == 0 {
-		return
-	}
-	if *m == nil {
-		*m = make(map[string][]string)
-	}
-	(*m)[namespace] = names
-}
-
-// missingFrom returns the elements of names that have does not contain. Both are sorted.
-func missingFrom(have, names []string) []string {
-	var missing []string
-	for _, name := range names {
-		if _, ok := slices.BinarySearch(have, name); !ok {
-			missing = append(missing, name)
-		}
-	}
-	return missing
+	return &api.NameDelta{Reset: true, Add: after.names}
 }

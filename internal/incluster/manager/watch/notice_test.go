@@ -11,54 +11,40 @@ import (
 
 func TestDeltaContainsOnlyChanges(t *testing.T) {
 	type names = map[string][]string
-	tests := []struct {
-		name          string
-		before, after names
-		want          *api.NameDelta
-	}{
-		{"both-unknown", nil, nil, nil},
-		{"first", nil, names{"a": {"x"}}, &api.NameDelta{Reset: true, Add: names{"a": {"x"}}}},
-		{"first-and-none", nil, names{}, &api.NameDelta{Reset: true, Add: names{}}},
-		{"no-longer-known", names{"a": {"x"}}, nil, &api.NameDelta{Reset: true}},
-		{"same", names{"a": {"x"}}, names{"a": {"x"}}, nil},
-		{"added", names{"a": {"x"}}, names{"a": {"w", "x"}, "b": {"y"}}, &api.NameDelta{Add: names{"a": {"w"}, "b": {"y"}}}},
-		{"removed", names{"a": {"w", "x"}, "b": {"y"}}, names{"a": {"x"}}, &api.NameDelta{Remove: names{"a": {"w"}, "b": {"y"}}}},
-		{"replaced", names{"a": {"x"}}, names{"a": {"y"}}, &api.NameDelta{Add: names{"a": {"y"}}, Remove: names{"a": {"x"}}}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := delta(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got %+v, want %+v", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestDeltaContainsChangedRecords(t *testing.T) {
-	type names = map[string][]string
-	db := balancer.Name{Namespace: "a", Name: "db"}
-	all := names{"a": {"db", "web"}}
-	of := func(names map[string][]string, changed ...balancer.Name) *Notice {
-		n := &Notice{names: names}
-		for _, name := range changed {
-			n.records.add(name)
-		}
-		return n
-	}
+	db, web := balancer.Name{Namespace: "a", Name: "db"}, balancer.Name{Namespace: "b", Name: "web"}
+	added, removed, changed := nameChange{db, nameAdded}, nameChange{db, nameRemoved}, nameChange{db, nameChanged}
+	all := names{"a": {"db"}, "b": {"web"}}
 	for name, tt := range map[string]struct {
-		before, after *Notice
+		before, after names
+		changes       []nameChange
 		want          *api.NameDelta
 	}{
-		"none":               {of(all, db), of(all, db), nil},
-		"one, twice":         {of(all, db), of(all, db, db, db), &api.NameDelta{Changed: names{"a": {"db"}}}},
-		"and a new Service":  {of(names{"a": {"db"}}), of(all, db), &api.NameDelta{Add: names{"a": {"web"}}, Changed: names{"a": {"db"}}}},
-		"first":              {&Notice{}, of(all, db), &api.NameDelta{Reset: true, Add: all}},
-		"no longer known":    {of(all), of(nil, db), &api.NameDelta{Reset: true}},
-		"as many as fit":     {of(all), of(all, slices.Repeat([]balancer.Name{db}, maxChanges)...), &api.NameDelta{Changed: names{"a": {"db"}}}},
-		"more than are kept": {of(all), of(all, slices.Repeat([]balancer.Name{db}, maxChanges+1)...), &api.NameDelta{Reset: true, Add: all}},
+		"both unknown":       {nil, nil, []nameChange{changed}, nil},
+		"first":              {nil, all, []nameChange{added}, &api.NameDelta{Reset: true, Add: all}},
+		"first and none":     {nil, names{}, nil, &api.NameDelta{Reset: true, Add: names{}}},
+		"no longer known":    {all, nil, []nameChange{removed}, &api.NameDelta{Reset: true}},
+		"none":               {all, all, nil, nil},
+		"two":                {all, all, []nameChange{added, {web, nameRemoved}}, &api.NameDelta{Add: names{"a": {"db"}}, Remove: names{"b": {"web"}}}},
+		"added and changed":  {all, all, []nameChange{added, changed}, &api.NameDelta{Add: names{"a": {"db"}}}},
+		"changed twice":      {all, all, []nameChange{changed, changed}, &api.NameDelta{Changed: names{"a": {"db"}}}},
+		"replaced":           {all, all, []nameChange{removed, added}, &api.NameDelta{Changed: names{"a": {"db"}}}},
+		"changed, removed":   {all, all, []nameChange{changed, removed}, &api.NameDelta{Remove: names{"a": {"db"}}}},
+		"for a moment":       {all, all, []nameChange{added, removed}, &api.NameDelta{}},
+		"as many as fit":     {all, all, slices.Repeat([]nameChange{changed}, maxChanges), &api.NameDelta{Changed: names{"a": {"db"}}}},
+		"more than are kept": {all, all, slices.Repeat([]nameChange{changed}, maxChanges+1), &api.NameDelta{Reset: true, Add: all}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := deltaOf(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
+			var log nameChanges
+			for range 3 * maxChanges { // earlier ones
+				log.add(web, nameChanged)
+			}
+			before := &Notice{names: tt.before, changes: log}
+			for _, change := range tt.changes {
+				log.add(change.Name, change.kind)
+			}
+			after := &Notice{names: tt.after, changes: log}
+			log.add(web, nameRemoved) // a later one
+			if got := delta(before, after); !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got %+v, want %+v", got, tt.want)
 			}
 		})

@@ -59,7 +59,7 @@ type Publisher struct {
 	names     map[string]map[string]uint64 // by namespace and Service: hashRecords
 	sorted    map[string][]string          // of names, for notices; a namespace's entry is deleted when it changes
 	seed      maphash.Seed                 // of the hashes
-	records   recordChanges
+	changes   nameChanges
 	found     found
 	podSet    *netipx.IPSet // of found.pods
 }
@@ -178,14 +178,20 @@ func (p *Publisher) resolves(namespace string) bool {
 // setName records whether a Service exists, and the hash of its DNS records.
 func (p *Publisher) setName(name balancer.Name, exists bool, records uint64) {
 	in := p.names[name.Namespace]
-	if known, ok := in[name.Name]; ok == exists {
-		if known != records {
-			in[name.Name] = records
-			p.records.add(name)
-		}
+	before, existed := in[name.Name]
+	switch {
+	case exists == existed && before == records:
 		return
+	case exists && existed:
+		p.changes.add(name, nameChanged)
+	case exists:
+		p.changes.add(name, nameAdded)
+	default:
+		p.changes.add(name, nameRemoved)
 	}
-	delete(p.sorted, name.Namespace)
+	if exists != existed {
+		delete(p.sorted, name.Namespace)
+	}
 	if !exists {
 		if delete(in, name.Name); len(in) == 0 {
 			delete(p.names, name.Namespace)
@@ -240,7 +246,7 @@ func (p *Publisher) post() {
 	p.cfg.Describe(&n.State)
 	p.probes(&n.State)
 	if p.cluster.knows(services) {
-		n.names, n.records = p.snapshot(), p.records
+		n.names, n.changes = p.snapshot(), p.changes
 	}
 	p.cluster.mu.Unlock()
 	p.publish(n)
