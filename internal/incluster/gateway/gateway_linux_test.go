@@ -369,12 +369,12 @@ func TestFirewallSkipsBackendWithoutEffect(t *testing.T) {
 	}
 }
 
-func TestCheckRejectsNetworksThatAreNotPrivate(t *testing.T) {
+func TestCheckRejectsNetworksThatAreNotForLaptops(t *testing.T) {
 	for _, tt := range []struct{ network, want string }{
-		{"198.19.0.0/16", ""}, {"198.18.0.0/16", ""}, {"100.96.0.0/16", ""}, {"10.0.0.0/8", ""}, {"fd50:1::/48", ""},
-		{"0.0.0.0/0", "private network"}, {"::/0", "private network"}, {"8.8.8.0/24", "private network"}, {"127.0.0.0/8", "private network"}, {"198.0.0.0/8", "private network"},
-		{"169.254.0.0/16", "private network"}, {"2001:db8::/32", "private network"}, {"198.19.0.1/16", "not a network"}, {"::ffff:10.0.0.0/104", "not a network"},
-		{"10.0.0.0/31", "too small"}, {"10.0.0.1/32", "too small"},
+		{"198.19.0.0/16", ""}, {"198.18.0.0/16", ""}, {"100.96.0.0/16", ""}, {"10.219.0.0/16", ""}, {"10.0.0.0/8", "for laptops"}, {"fd50:1::/48", ""},
+		{"0.0.0.0/0", "for laptops"}, {"::/0", "for laptops"}, {"8.8.8.0/24", "for laptops"}, {"127.0.0.0/8", "for laptops"}, {"198.0.0.0/8", "for laptops"},
+		{"169.254.0.0/16", "for laptops"}, {"2001:db8::/32", "for laptops"}, {"198.19.0.1/16", "not a network"}, {"::ffff:10.0.0.0/104", "not a network"},
+		{"10.219.0.0/31", "too small"}, {"10.219.0.1/32", "too small"},
 	} {
 		t.Run(strings.NewReplacer("/", "-", ":", "_").Replace(tt.network), func(t *testing.T) {
 			err := check([]netip.Prefix{netip.MustParsePrefix(tt.network)})

@@ -13,11 +13,12 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/datapath/tun"
+	"kubevpn/pkg/host/route"
 )
 
 // device is the TUN device's name.
@@ -31,22 +32,22 @@ const sysctlRoot = "/proc/sys/net"
 type network struct {
 	log      *slog.Logger
 	firewall *firewall
-	link     netlink.Link
 	mtu      int
 	ipv6     bool
 	warnings []string
+	router   *route.Router
 	have     []netip.Prefix
 	undo     []func() error // restore forwarding; close calls them in reverse
 }
 
-// openNetwork creates the TUN device, up and without addresses, and turns on forwarding. The kernel removes the device
+// openNetwork creates the TUN device, without addresses, and turns on forwarding. The kernel removes the device
 // when the last copy of the file is closed. After an error, openNetwork has removed everything.
 func openNetwork(firewall *firewall, log *slog.Logger) (_ *network, _ *os.File, err error) {
-	n := &network{log: log, firewall: firewall}
+	n := &network{log: log, firewall: firewall, router: route.New()}
 	if err := removeDevice(); err != nil {
 		return nil, nil, err
 	}
-	uplinks, err := defaultLinks()
+	uplinks, err := route.Uplinks()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -67,16 +68,6 @@ func openNetwork(firewall *firewall, log *slog.Logger) (_ *network, _ *os.File, 
 			err = errors.Join(err, n.close(), file.Close())
 		}
 	}()
-	if n.link, err = netlink.LinkByName(device); err != nil {
-		return nil, nil, fmt.Errorf("looking for %s: %w", device, err)
-	}
-	// No link-local address: no host on this link solicits routers or neighbors.
-	if err := netlink.LinkSetIP6AddrGenMode(n.link, nl.IN6_ADDR_GEN_MODE_NONE); err != nil {
-		log.Debug("the kernel gives the device a link-local address", "err", err) // one without IPv6 gives none either
-	}
-	if err := netlink.LinkSetUp(n.link); err != nil {
-		return nil, nil, fmt.Errorf("bringing %s up: %w", device, err)
-	}
 	if err := n.forward4(); err != nil {
 		return nil, nil, err
 	}
@@ -97,34 +88,6 @@ func removeDevice() error {
 		return fmt.Errorf("removing %s: %w", device, err)
 	}
 	return nil
-}
-
-// defaultLinks returns the links of the default routes.
-func defaultLinks() ([]netlink.Link, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN},
-		netlink.RT_FILTER_TABLE)
-	if err != nil {
-		return nil, fmt.Errorf("listing routes: %w", err)
-	}
-	var links []netlink.Link
-	for _, r := range routes {
-		if ones := 0; r.Dst != nil {
-			if ones, _ = r.Dst.Mask.Size(); ones > 0 {
-				continue
-			}
-		}
-		if r.LinkIndex == 0 || slices.ContainsFunc(links, func(l netlink.Link) bool {
-			return l.Attrs().Index == r.LinkIndex
-		}) {
-			continue // a multipath route, or a known link
-		}
-		l, err := netlink.LinkByIndex(r.LinkIndex)
-		if err != nil {
-			return nil, fmt.Errorf("looking for the link of a default route: %w", err)
-		}
-		links = append(links, l)
-	}
-	return links, nil
 }
 
 // forward4 turns on IPv4 forwarding on every link of the pod, including the device. The kernel forwards a packet if the
@@ -243,6 +206,7 @@ func (n *network) setSysctl(file, value, before string) error {
 // manager can take private networks from its own pod.
 func check(networks []netip.Prefix) error {
 	const most = 64
+	inner := routable.Of(routable.Inner())
 	if len(networks) > most {
 		return fmt.Errorf("%d networks, more than %d", len(networks), most)
 	}
@@ -250,10 +214,8 @@ func check(networks []netip.Prefix) error {
 		if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() {
 			return fmt.Errorf("%v is not a network", p)
 		}
-		if !slices.ContainsFunc(inner, func(q netip.Prefix) bool {
-			return q.Bits() <= p.Bits() && q.Contains(p.Addr())
-		}) {
-			return fmt.Errorf("%v is not in a private network", p)
+		if !inner.ContainsPrefix(p) {
+			return fmt.Errorf("%v is not in a network for laptops: %v", p, routable.Inner())
 		}
 		// An address for the device, and one for a laptop at least.
 		if p.Bits() > p.Addr().BitLen()-2 {
@@ -263,41 +225,23 @@ func check(networks []netip.Prefix) error {
 	return nil
 }
 
-// inner lists the networks that may contain inner networks: private, shared (RFC 6598), for benchmarks, unique local.
-var inner = []netip.Prefix{
-	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"),
-	netip.MustParsePrefix("192.168.0.0/16"),
-	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fc00::/7"),
-}
-
-// set replaces the device's addresses, the routes to it and the rules by those for networks.
+// set replaces the device's addresses, the routes to it and the rules by those for networks. It fails if the pod itself
+// has a route to one of them.
 func (n *network) set(networks []netip.Prefix) error {
 	if err := check(networks); err != nil {
 		return err
 	}
 	want := slices.DeleteFunc(slices.Clone(networks), func(p netip.Prefix) bool { return p.Addr().Is6() && !n.ipv6 })
-	for _, p := range n.have {
-		if slices.Contains(want, p) {
-			continue
-		}
-		if err := netlink.RouteDel(n.route(p)); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("removing the route of %v: %w", p, err)
-		}
-		if err := netlink.AddrDel(n.link, address(p)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return fmt.Errorf("removing %v from %s: %w", first(p), device, err)
-		}
-	}
+	link := route.Link{Name: device, MTU: n.mtu, Routes: want}
 	for _, p := range want {
-		if slices.Contains(n.have, p) {
-			continue
-		}
-		if err := netlink.AddrReplace(n.link, address(p)); err != nil {
-			return fmt.Errorf("adding %v to %s: %w", first(p), device, err)
-		}
-		// RouteAdd fails if the pod itself has a route to the network.
-		if err := netlink.RouteAdd(n.route(p)); err != nil {
-			return fmt.Errorf("routing %v to %s: %w", p, device, err)
-		}
+		link.Addrs = append(link.Addrs, netip.PrefixFrom(first(p), p.Addr().BitLen()))
+	}
+	applied, err := n.router.Set(route.Config{Links: []route.Link{link}, Forwards: true})
+	if err != nil {
+		return err
+	}
+	for _, warning := range applied.Warnings {
+		n.log.Warn("network", "warning", warning)
 	}
 	n.have = want
 	if err := n.firewall.v4.set(want); err != nil {
@@ -311,23 +255,6 @@ func (n *network) set(networks []netip.Prefix) error {
 
 // first returns the device's address in a network, which is the first after the network's own.
 func first(p netip.Prefix) netip.Addr { return p.Addr().Next() }
-
-func address(p netip.Prefix) *netlink.Addr {
-	a := first(p)
-	addr := &netlink.Addr{IPNet: netipx.PrefixIPNet(netip.PrefixFrom(a, a.BitLen()))}
-	if a.Is6() {
-		addr.Flags = unix.IFA_F_NODAD // this link has no other hosts
-	}
-	return addr
-}
-
-func (n *network) route(p netip.Prefix) *netlink.Route {
-	r := &netlink.Route{LinkIndex: n.link.Attrs().Index, Dst: netipx.PrefixIPNet(p), Protocol: unix.RTPROT_STATIC}
-	if p.Addr().Is4() {
-		r.Scope = netlink.SCOPE_LINK
-	}
-	return r
-}
 
 // state returns the description that the manager receives.
 func (n *network) state() api.Gateway {

@@ -140,7 +140,7 @@ func (g *guard) set(links []string) error {
 func (g *guard) refresh() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	uplinks, err := g.defaultRoutes()
+	uplinks, err := defaultRoutes(g.handle)
 	if err != nil {
 		return err
 	}
@@ -164,9 +164,9 @@ func (g *guard) refresh() error {
 }
 
 // defaultRoutes returns the sorted indices of the interfaces with a default route of either family, in any table.
-// Halves of a default route count, such as OpenVPN's 0.0.0.0/1. The caller holds mu.
-func (g *guard) defaultRoutes() ([]int, error) {
-	routes, err := allRoutes(g.handle)
+// Halves of a default route count, such as OpenVPN's 0.0.0.0/1.
+func defaultRoutes(h *netlink.Handle) ([]int, error) {
+	routes, err := allRoutes(h)
 	if err != nil {
 		return nil, err
 	}
@@ -185,6 +185,28 @@ func (g *guard) defaultRoutes() ([]int, error) {
 	return slices.Compact(out), nil
 }
 
+// Uplinks returns the links with a default route of either family.
+func Uplinks() ([]netlink.Link, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	defer h.Close()
+	indices, err := defaultRoutes(h)
+	if err != nil {
+		return nil, err
+	}
+	var links []netlink.Link
+	for _, index := range indices {
+		l, err := h.LinkByIndex(index)
+		if err != nil {
+			return nil, fmt.Errorf("looking for the link of a default route: %w", err)
+		}
+		links = append(links, l)
+	}
+	return links, nil
+}
+
 // close removes the table and stops follow.
 func (g *guard) close() error {
 	g.end()
@@ -196,7 +218,7 @@ func (g *guard) close() error {
 // this machine forwards packets. Then only the reader of the link drops packets, by their source address, which does
 // not stop masqueraded ones.
 func (r *Router) keepNeighboursOut(cfg Config) (warning string, err error) {
-	if len(cfg.Links) == 0 {
+	if len(cfg.Links) == 0 || cfg.Forwards {
 		if r.guard == nil {
 			return "", nil
 		}

@@ -2,7 +2,7 @@
 // changes, it also finds the local networks that overlap a set of routes.
 //
 //	connection ── Overlaps ───▶ local networks that overlap  (unprivileged; reads only)
-//	helper ────── Router.Set ─▶ link, addresses, routes      (root)
+//	helper, gateway ── Router.Set ─▶ link, addresses, routes  (root)
 //	                    └─────▶ guard: the kernel forwards no neighbour's packets into the link  (root)
 //
 // Everything that Set creates belongs to the link: its routes are in the main table and lead into the device. So the
@@ -19,6 +19,8 @@ import (
 // Config is the complete wanted state of a Router. The zero value removes everything.
 type Config struct {
 	Links []Link
+	// Forwards means that this machine is to forward packets into the links: there is no guard.
+	Forwards bool
 }
 
 // Link is the wanted state of one link. The link must exist.
