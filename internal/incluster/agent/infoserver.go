@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wire/authlistener"
 )
 
 const (
@@ -67,25 +69,18 @@ func (s *infoServer) serve(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	for {
-		conn, err := s.listener.Accept()
-		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				s.log.Warn("cannot accept on the info port", "err", err)
-			}
-			return
-		}
+	_ = authlistener.Serve(ctx, s.listener, s.log, func(conn net.Conn) { // the error is that the listener is closed
 		s.mu.Lock()
 		line := s.line
 		s.mu.Unlock()
-		err = conn.SetWriteDeadline(time.Now().Add(infoWriteTimeout))
+		err := conn.SetWriteDeadline(time.Now().Add(infoWriteTimeout))
 		if err == nil {
 			_, err = conn.Write(line)
 		}
 		if err = errors.Join(err, conn.Close()); err != nil {
 			s.log.Debug("cannot send the info", "err", err)
 		}
-	}
+	})
 }
 
 // set replaces the line.

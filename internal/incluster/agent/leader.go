@@ -49,10 +49,10 @@ var errEnding = api.Errorf(api.ExitLost, "this agent is ending")
 // owner is one daemon of one user on one laptop, which gives orders.
 type owner struct {
 	hash, name string
-	own        bool   // of this agent: never forgotten
-	sidecar    bool   // it has a sidecar: never forgotten while that runs, because the kubelet would only restart it
-	conns      *queue // to its own transport.Server, so that no session has conns of two owners
-	end        func() // stops that server
+	own        bool                // of this agent: never forgotten
+	sidecar    bool                // never forgotten while its sidecar runs, because the kubelet would restart that
+	take       func(net.Conn) bool // transport.Server.Take of its own server: no session has conns of two owners
+	end        func()              // stops that server
 	standbys   map[*standby]struct{}
 	sessions   map[*laptopSession]struct{}
 	idleSince  time.Time // since when it has had neither a claim nor a conn; zero: it has one
@@ -137,7 +137,7 @@ func (l *leader) dispatch() {
 			return // closed
 		}
 		o := l.owner(api.PeerKeyHash(conn.(*authlistener.Conn).ConnectionState()))
-		if o == nil || !o.conns.put(conn) { // forgotten a moment ago
+		if o == nil || !o.take(conn) { // forgotten a moment ago
 			l.listener.CountRejected(unauthorized, conn.RemoteAddr())
 			conn.Close()
 		}
@@ -167,7 +167,7 @@ func (l *leader) register(hash, name string) (*owner, error) {
 	}
 	ctx, cancel := context.WithCancel(l.live)
 	o := &owner{
-		hash: hash, name: name, conns: newQueue(l.listener.Addr()), end: cancel,
+		hash: hash, name: name, end: cancel,
 		standbys: make(map[*standby]struct{}), sessions: make(map[*laptopSession]struct{}),
 	}
 	server := transport.NewServer(transport.ServerConfig{
@@ -176,10 +176,9 @@ func (l *leader) register(hash, name string) (*owner, error) {
 		Tuning: transport.Tuning{Heartbeat: time.Second, DeadAfter: 3 * time.Second},
 		Logger: l.log.With("owner", name),
 	})
+	o.take = func(conn net.Conn) bool { return server.Take(ctx, conn) }
 	l.work.Go(func() {
-		if err := server.Serve(ctx, o.conns); err != nil {
-			l.log.Error("serving an owner", "owner", name, "err", err)
-		}
+		_ = server.Serve(ctx) // without a listener there is no error
 	})
 	l.owners[hash] = o
 	l.log.Info("owner", "name", name, "hash", hash)
@@ -521,41 +520,3 @@ func (l *leader) quit() {
 		}
 	}
 }
-
-// queue is a net.Listener of connections that were accepted already.
-type queue struct {
-	addr  net.Addr
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func newQueue(addr net.Addr) *queue {
-	return &queue{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
-}
-
-// put gives a connection to Accept. It returns false if the queue is closed.
-func (q *queue) put(conn net.Conn) bool {
-	select {
-	case q.conns <- conn:
-		return true
-	case <-q.done:
-		return false
-	}
-}
-
-func (q *queue) Accept() (net.Conn, error) {
-	select {
-	case conn := <-q.conns:
-		return conn, nil
-	case <-q.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (q *queue) Close() error {
-	q.once.Do(func() { close(q.done) })
-	return nil
-}
-
-func (q *queue) Addr() net.Addr { return q.addr }

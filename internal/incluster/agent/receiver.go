@@ -17,11 +17,10 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/protocol/interceptor"
-	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/authlistener"
 )
 
 const (
-	acceptPause = 50 * time.Millisecond // after a failed accept
 	// handshakeTimeout is how long a TCP handshake may take that began before the redirects were removed.
 	handshakeTimeout = 200 * time.Millisecond
 	// closeTimeout is how long connections may take to end after drainTime.
@@ -297,32 +296,24 @@ func listenTCP(number uint16) (net.Listener, error) {
 
 // accept serves l's connections until it is closed. where returns the original destination of one.
 func (r *receiver) accept(l net.Listener, i *interceptor.Interceptor, where func(net.Conn) (netip.AddrPort, error)) {
-	r.serving.Go(func() {
-		for {
-			conn, err := l.Accept()
-			switch {
-			case errors.Is(err, net.ErrClosed):
-				return
-			case err != nil: // temporary: no file descriptor is free, or the peer has closed the connection
-				r.log.Warn("cannot accept a connection", "err", err)
-				wakeup.Pause(r.flows, acceptPause)
-				continue
-			}
-			r.count.Add(1)
-			r.conns.Go(func() {
-				defer r.count.Add(-1)
-				dst, err := where(conn)
-				if err != nil {
-					r.log.Debug("closed a connection of unknown destination", "remote", conn.RemoteAddr(), "err", err)
-					conn.Close()
-					return
-				}
-				i.ServeConn(r.flows, conn, interceptor.Flow{
-					Protocol: "tcp", Client: unmap(conn.RemoteAddr()),
-					Dst: netip.AddrPortFrom(dst.Addr().Unmap(), dst.Port()),
-				})
-			})
+	serve := func(conn net.Conn) {
+		defer r.count.Add(-1)
+		dst, err := where(conn)
+		if err != nil {
+			r.log.Debug("closed a connection of unknown destination", "remote", conn.RemoteAddr(), "err", err)
+			conn.Close()
+			return
 		}
+		i.ServeConn(r.flows, conn, interceptor.Flow{
+			Protocol: "tcp", Client: unmap(conn.RemoteAddr()),
+			Dst: netip.AddrPortFrom(dst.Addr().Unmap(), dst.Port()),
+		})
+	}
+	r.serving.Go(func() {
+		_ = authlistener.Serve(r.flows, l, r.log, func(conn net.Conn) { // the error is that l is closed
+			r.count.Add(1)
+			r.conns.Go(func() { serve(conn) })
+		})
 	})
 }
 

@@ -34,6 +34,7 @@ import (
 	"time"
 
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/authlistener"
 	"kubevpn/pkg/wire/filesync"
 )
 
@@ -115,21 +116,14 @@ func (s *Supervisor) Run(ctx context.Context) (exit int, err error) {
 }
 
 func (s *Supervisor) accept(ctx context.Context, l net.Listener, serving *sync.WaitGroup) {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			if ctx.Err() == nil {
-				s.cfg.Logger.Error("cannot accept more connections for files", "err", err)
-			}
-			return
-		}
+	_ = authlistener.Serve(ctx, l, s.cfg.Logger, func(conn net.Conn) { // only Run closes l
 		serving.Go(func() {
 			defer conn.Close()
 			if err := s.serve(ctx, conn); err != nil && ctx.Err() == nil {
 				s.cfg.Logger.Info("a connection for files ended", "err", err)
 			}
 		})
-	}
+	})
 }
 
 // numberTimeout is how long a connection may take to send the number of its directory.

@@ -83,7 +83,7 @@ func (s *Server) Sessions() []*Session {
 }
 
 // Serve accepts conns until ctx ends or a listener fails. It then closes the listeners and all sessions and waits for
-// them. It returns nil if ctx ended. Call it once.
+// them. It returns nil if ctx ended. Without listeners it serves the conns of Take. Call it once.
 //
 // A conn with a method OnlySession() SessionID belongs to that session: it attaches the session's links and never
 // creates a session. If its hello names another session the server closes it without an answer.
@@ -95,6 +95,9 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		stop := context.AfterFunc(ctx, func() { l.Close() })
 		defer stop()
 		s.wg.Go(func() { ends <- s.accept(ctx, l) })
+	}
+	if len(listeners) == 0 {
+		<-ctx.Done()
 	}
 	var err error
 	for range listeners {
@@ -120,18 +123,29 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 }
 
 func (s *Server) accept(ctx context.Context, listener net.Listener) error {
-	return authlistener.Serve(ctx, listener, s.log, func(conn net.Conn) {
-		held := s.handshakes.Enter(conn)
-		s.wg.Go(func() {
-			if err := s.greet(ctx, conn, held); err != nil {
-				s.log.Info("conn rejected", "remote", conn.RemoteAddr(), "reason", err)
-				if s.cfg.OnRefused != nil {
-					s.cfg.OnRefused(conn, err)
-				}
-				conn.Close()
+	return authlistener.Serve(ctx, listener, s.log, func(conn net.Conn) { s.Take(ctx, conn) })
+}
+
+// Take serves a conn that the caller has accepted, as Serve does with those of its listeners, and owns it. The end of
+// ctx ends the handshake. Take returns false, and closes conn, if Serve is ending.
+func (s *Server) Take(ctx context.Context, conn net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		conn.Close()
+		return false
+	}
+	held := s.handshakes.Enter(conn)
+	s.wg.Go(func() {
+		if err := s.greet(ctx, conn, held); err != nil {
+			s.log.Info("conn rejected", "remote", conn.RemoteAddr(), "reason", err)
+			if s.cfg.OnRefused != nil {
+				s.cfg.OnRefused(conn, err)
 			}
-		})
+			conn.Close()
+		}
 	})
+	return true
 }
 
 // greet performs a conn's handshake and attaches the conn to its link. After an error the caller closes conn.

@@ -10,6 +10,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/unixsocket"
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/authlistener"
 )
 
 const (
@@ -17,8 +18,8 @@ const (
 	setupTimeout = time.Minute
 	// sendTimeout bounds a write of networks to the gateway.
 	sendTimeout = 10 * time.Second
-	// acceptPause is the wait after an error.
-	acceptPause = time.Second
+	// errorPause is the wait after an error, which may repeat itself.
+	errorPause = time.Second
 
 	// maxGatewayMessage is the largest message of a gateway, in bytes.
 	maxGatewayMessage = 64 << 10
@@ -36,23 +37,12 @@ const (
 func (r *Router) ServeGateways(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
-	for {
-		conn, err := l.Accept()
-		if ctx.Err() != nil {
-			if err == nil {
-				conn.Close()
-			}
-			return nil
+	return authlistener.Serve(ctx, l, r.log, func(conn net.Conn) {
+		if err := r.serveGateway(ctx, conn); err != nil {
+			r.log.Warn("gateway", "err", err)
+			wakeup.Pause(ctx, errorPause)
 		}
-		if err == nil {
-			err = r.serveGateway(ctx, conn)
-		}
-		if err == nil {
-			continue
-		}
-		r.log.Warn("gateway", "err", err)
-		wakeup.Pause(ctx, acceptPause) // the error may repeat itself
-	}
+	})
 }
 
 // sendNetworks writes the inner networks, and again after each change, until ctx or the connection ends.
