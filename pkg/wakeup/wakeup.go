@@ -5,7 +5,7 @@
 //	Broadcast  a state has changed, for any number of goroutines
 //	Value      a variable has a certain value, for any number of goroutines
 //
-// and Go ends goroutines that it has started.
+// Go ends goroutines that it has started, and First those that have lost a race.
 //
 // Signals and changes that come before a goroutine wakes are joined to one. A goroutine reads the state when it wakes,
 // so it misses none.

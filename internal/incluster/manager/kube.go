@@ -16,13 +16,14 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubevpn/internal/process/version"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
 	serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 	// apiServerName is a name in the certificate of every API server that pods can use.
 	apiServerName = "kubernetes.default.svc"
-	// nextServerAfter is how long dialFirst waits for one address before it also dials the next, as in RFC 8305.
+	// nextServerAfter is how long dialFirst waits before it also dials the next address, as in RFC 8305.
 	nextServerAfter = 250 * time.Millisecond
 	connectTimeout  = 30 * time.Second
 )
@@ -86,50 +87,15 @@ func restConfig(token, ca string, servers []string) *rest.Config {
 	}
 }
 
-// dialFirst connects to the first of addrs that answers. It dials an address after the previous ones have failed, or
-// have not answered for nextServerAfter.
+// dialFirst connects to the first of addrs that answers. It dials each one nextServerAfter later than the one before.
 func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	done := make(chan struct{})
-	defer close(done)
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	results := make(chan result)
-	dial := func(addr string) {
+	return wakeup.First(ctx, len(addrs), func(ctx context.Context, n int) (net.Conn, error) {
+		if n > 0 && !wakeup.Pause(ctx, time.Duration(n)*nextServerAfter) {
+			return nil, ctx.Err()
+		}
 		var to net.Dialer
-		conn, err := to.DialContext(ctx, network, addr)
-		select {
-		case results <- result{conn, err}:
-		case <-done:
-			if conn != nil {
-				conn.Close()
-			}
-		}
-	}
-	started := 0
-	var errs []error
-	for len(errs) < len(addrs) {
-		if started == len(errs) {
-			go dial(addrs[started])
-			started++
-		}
-		var next <-chan time.Time
-		if started < len(addrs) {
-			next = time.After(nextServerAfter)
-		}
-		select {
-		case r := <-results:
-			if r.err == nil {
-				return r.conn, nil
-			}
-			errs = append(errs, r.err)
-		case <-next:
-			go dial(addrs[started])
-			started++
-		}
-	}
-	return nil, errors.Join(errs...)
+		return to.DialContext(ctx, network, addrs[n])
+	})
 }

@@ -13,13 +13,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/podconn"
+	"kubevpn/pkg/wakeup"
 )
 
 // The transport direct dials the manager's proxy port without the API server, at the addresses that the manager names:
@@ -174,8 +174,8 @@ func (d *direct) survey(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
 	to, left := d.candidates(ctx)
-	conn, err := race(ctx, to, func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
-		conn, err := d.connect(ctx, to)
+	conn, err := wakeup.First(ctx, len(to), func(ctx context.Context, n int) (net.Conn, error) {
+		conn, err := d.connect(ctx, to[n])
 		if err != nil {
 			return nil, err
 		}
@@ -193,7 +193,8 @@ func (d *direct) dial(ctx context.Context,
 	ctx, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
 	to, left := d.candidates(ctx)
-	conn, err := race(ctx, to, func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	conn, err := wakeup.First(ctx, len(to), func(ctx context.Context, n int) (net.Conn, error) {
+		to := to[n]
 		tcp, err := d.connect(ctx, to)
 		if err != nil {
 			return nil, err
@@ -216,34 +217,6 @@ func (d *direct) dial(ctx context.Context,
 	}
 	return nil, api.Errorf(api.ExitUnreachable, "no direct connection: %s",
 		strings.ReplaceAll(errors.Join(left, err).Error(), "\n", "; "))
-}
-
-// race dials all addresses at once and returns the first conn, or all errors. It waits for the other dials to end.
-func race(ctx context.Context, to []netip.AddrPort,
-	dial func(context.Context, netip.AddrPort) (net.Conn, error)) (first net.Conn, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	errs := make([]error, len(to))
-	var mu sync.Mutex // guards first
-	var dialing sync.WaitGroup
-	for i, addr := range to {
-		dialing.Go(func() {
-			conn, err := dial(ctx, addr)
-			mu.Lock()
-			defer mu.Unlock()
-			if errs[i] = err; conn != nil && first != nil {
-				conn.Close()
-			} else if conn != nil {
-				first = conn
-				cancel()
-			}
-		})
-	}
-	dialing.Wait()
-	if first != nil {
-		return first, nil
-	}
-	return nil, errors.Join(errs...)
 }
 
 // requestUpgrade sends the ticket on conn, and reads the answer and nothing after it. Until the answer, conn ends with
