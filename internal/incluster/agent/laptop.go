@@ -31,7 +31,7 @@ func (t laptop) Dial(ctx context.Context, f interceptor.Flow) (net.Conn, error) 
 		if err != nil {
 			return nil, err
 		}
-		return datagramConn{p}, nil
+		return p, nil
 	case "tcp":
 	default:
 		return nil, fmt.Errorf("cannot send %q to a laptop: %w", f.Protocol, errors.ErrUnsupported)
@@ -41,23 +41,4 @@ func (t laptop) Dial(ctx context.Context, f interceptor.Flow) (net.Conn, error) 
 		return nil, err
 	}
 	return s, nil
-}
-
-// datagramConn is a flow of datagrams as a net.Conn: one datagram for each Read and Write.
-type datagramConn struct{ *transport.Packets }
-
-// Read returns one datagram. Like a socket, it discards the rest of a datagram that is longer than p.
-func (d datagramConn) Read(p []byte) (int, error) { return d.ReadPacket(p) }
-
-// Write sends one datagram.
-func (d datagramConn) Write(p []byte) (int, error) {
-	if err := d.WritePacket(p); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
-// SetDeadline sets the deadlines of Read and Write.
-func (d datagramConn) SetDeadline(t time.Time) error {
-	return errors.Join(d.SetReadDeadline(t), d.SetWriteDeadline(t))
 }

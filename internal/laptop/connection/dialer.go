@@ -3,14 +3,12 @@ package connection
 import (
 	"context"
 	"errors"
-	"net"
-	"net/netip"
-	"strings"
-	"time"
-
 	"kubevpn/pkg/datapath/netstack"
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/wire/transport"
+	"net"
+	"net/netip"
+	"strings"
 )
 
 // dialer opens a stream of the session for each flow of the netstack.
@@ -119,16 +117,11 @@ type packetConn struct {
 
 var _ net.PacketConn = packetConn{}
 
-func (c packetConn) Read(p []byte) (int, error) { return c.ReadPacket(p) }
-
 func (c packetConn) Write(p []byte) (int, error) {
 	if c.down() {
 		return 0, errTunnelDown
 	}
-	if err := c.WritePacket(p); err != nil {
-		return 0, err
-	}
-	return len(p), nil
+	return c.Packets.Write(p)
 }
 
 func (c packetConn) ReadFrom(p []byte) (int, net.Addr, error) {
@@ -137,7 +130,3 @@ func (c packetConn) ReadFrom(p []byte) (int, net.Addr, error) {
 }
 
 func (c packetConn) WriteTo(p []byte, _ net.Addr) (int, error) { return c.Write(p) }
-
-func (c packetConn) SetDeadline(t time.Time) error {
-	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
-}

@@ -139,6 +139,20 @@ func (p *Packets) SetReadDeadline(t time.Time) error { return p.s.SetReadDeadlin
 // SetWriteDeadline makes WritePacket return os.ErrDeadlineExceeded at t.
 func (p *Packets) SetWriteDeadline(t time.Time) error { return p.s.SetWriteDeadline(t) }
 
+// SetDeadline sets both deadlines.
+func (p *Packets) SetDeadline(t time.Time) error { return p.s.SetDeadline(t) }
+
+// Read is ReadPacket. With Write, Packets are a net.Conn like a connected UDP socket.
+func (p *Packets) Read(b []byte) (int, error) { return p.ReadPacket(b) }
+
+// Write is WritePacket.
+func (p *Packets) Write(b []byte) (int, error) {
+	if err := p.WritePacket(b); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
 // LocalAddr returns the address of this end, as Stream.LocalAddr does.
 func (p *Packets) LocalAddr() net.Addr { return p.s.LocalAddr() }
 
