@@ -20,14 +20,16 @@ import (
 	"kubevpn/internal/api"
 )
 
-// options contains the command's flags. The defaults of those about the pod come from the environment, which the
-// Deployment fills from the downward API.
+// options contains the command's flags.
 type options struct {
 	Config
-	podIP, account string
-	allow, deny    []string
-	level          slog.Level
+	allow, deny []string
+	level       slog.Level
 }
+
+// sessionsAddress is on the loopback interface, because a session needs no credential but the right to forward a port
+// of the pod.
+var sessionsAddress = net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort))
 
 // NewCommand returns `traffic manager`.
 func NewCommand() *cobra.Command {
@@ -40,9 +42,12 @@ func NewCommand() *cobra.Command {
 It accepts sessions on the pod's loopback interface, which only users who may
 forward ports of its pod can reach. The whole cluster can reach its proxy port,
 which sends nothing to a client without a ticket of a session. It needs no
-capability.`,
+capability.
+
+$POD_NAME, $POD_NAMESPACE and $NODE_NAME are names, and $POD_IP the addresses of
+this pod, separated by commas.`,
 		Example: `  traffic manager
-  traffic manager --listen 127.0.0.1:10800 --log-level debug`,
+  traffic manager --log-level debug`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -51,17 +56,11 @@ capability.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)),
-		"loopback address for sessions")
 	f.StringVar(&o.Health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)),
 		"address for /livez and /readyz")
 	f.StringVar(&o.Proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)),
 		"address for conns of the transports api-proxy and direct; empty: none")
 	f.StringVar(&o.Metrics, "metrics-listen", "", "address for /metrics, for Prometheus; empty: none")
-	f.StringVar(&o.PodName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
-	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "comma-separated addresses of this pod ($POD_IP)")
-	f.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
-	f.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
 	f.StringSliceVar(&o.WatchNamespaces, "watch-namespaces", nil,
 		"comma-separated namespaces whose Services to watch; empty: all")
 	f.StringSliceVar(&o.allow, "allow-cidr", nil,
@@ -72,10 +71,6 @@ capability.`,
 		"comma-separated namespaces whose Services and pods laptops may reach, in the gvisor netstack; empty: all")
 	f.BoolVar(&o.Authorize, "authorize", false,
 		"let laptops reach only pods of which their user may forward ports, in the gvisor netstack")
-	f.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf",
-		"file in which the kubelet names the cluster DNS servers")
-	f.StringVar(&o.account, "service-account", serviceAccountDir,
-		"directory of the service account's token and ca.crt; without a token there is no API access")
 	f.TextVar(&o.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return cmd
 }
@@ -88,10 +83,6 @@ func run(ctx context.Context, o options) error {
 	// limit.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
-	}
-	// A session needs no credential but the right to forward a port of the pod.
-	if l, err := netip.ParseAddrPort(o.Listen); err != nil || !l.Addr().IsLoopback() {
-		return api.Errorf(api.ExitUsage, "--listen %q: sessions are for a loopback address, with its port", o.Listen)
 	}
 	for flag, namespaces := range map[string][]string{"watch": o.WatchNamespaces, "allow": o.AllowNamespaces} {
 		for _, ns := range namespaces {
@@ -112,19 +103,20 @@ func run(ctx context.Context, o options) error {
 	if o.DenyCIDRs, err = parseNetworks("--deny-cidr", o.deny); err != nil {
 		return err
 	}
-	pod, err := api.ParseAddrs(o.podIP)
-	if err != nil {
-		return api.Errorf(api.ExitUsage, "--pod-ip: %w", err)
+	if o.PodIPs, err = api.ParseAddrs(os.Getenv("POD_IP")); err != nil {
+		return api.Errorf(api.ExitUsage, "$POD_IP: %w", err)
 	}
-	kube, err := kubeClient(o.account, apiServers(os.Getenv))
+	kube, err := kubeClient(serviceAccountDir, apiServers(os.Getenv))
 	if err != nil {
 		return err
 	}
 	if o.Authorize && kube == nil {
 		return api.Errorf(api.ExitUsage, "--authorize: this pod has no service account to ask the API server")
 	}
-	o.Kube, o.APIServer, o.PodIPs = kube, apiServerVIP(os.Getenv), pod
-	o.GatewaySocket, o.Logger = api.GatewaySocket, log
+	o.PodName, o.Namespace, o.NodeName = os.Getenv("POD_NAME"), os.Getenv("POD_NAMESPACE"), os.Getenv("NODE_NAME")
+	o.Kube, o.APIServer = kube, apiServerVIP(os.Getenv)
+	o.Listen, o.ResolvConf, o.GatewaySocket = sessionsAddress, "/etc/resolv.conf", api.GatewaySocket
+	o.Logger = log
 	return New(o.Config).Run(ctx)
 }
 
