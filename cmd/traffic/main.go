@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command traffic runs in the cluster: as the traffic manager, as the traffic gateway in the manager's pod, as the
 // traffic agents in the pods of intercepted workloads, as the supervisor in clones that receive files, and to send the
 // requests of `kubevpn why --from`.

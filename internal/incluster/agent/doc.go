@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package agent is `traffic agent`: a container in a pod of an intercepted workload, which forwards the requests that
 // laptops intercept to them, and all others to the application. It shares the pod's network namespace.
 //

@@ -1,3 +1,5 @@
+//go:build linux
+
 package agent
 
 import (
@@ -201,16 +203,10 @@ func (s *laptopSession) serveRecords(ctx context.Context, in *transport.Incoming
 	defer cancel()
 	defer stream.Close()
 	defer context.AfterFunc(ctx, func() { stream.Close() })()
-	lines := api.NewLines(stream, maxRecordOrder)
-	if err := stream.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
-		return fmt.Errorf("waiting for the laptop: %w", err)
-	}
 	var order api.RecordOrder
-	if err := lines.Next(&order); err != nil {
+	lines, err := readFirst(stream, maxRecordOrder, &order)
+	if err != nil {
 		return fmt.Errorf("reading an order to record: %w", err)
-	}
-	if err := stream.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("waiting for orders to record: %w", err)
 	}
 	q, stop, err := s.leader.record(s.owner, &order, cancel)
 	if err != nil {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package agent
 
 import (
@@ -89,16 +91,11 @@ func (s *laptopSession) serveControl(ctx context.Context, in *transport.Incoming
 	defer stop()
 
 	out := &reporter{to: json.NewEncoder(control)}
-	lines := api.NewLines(control, maxOrder)
-	if err := control.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
-		return fmt.Errorf("waiting for the laptop: %w", err)
-	}
-	if rejection := readHello(lines); rejection != nil {
+	var hello api.AgentHello
+	lines, err := readFirst(control, maxOrder, &hello)
+	if rejection := judge(&hello, err); rejection != nil {
 		s.log.Warn("rejected a laptop", "err", rejection)
 		return errors.Join(out.send(api.AgentReport{Error: rejection}), control.CloseWrite())
-	}
-	if err := control.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("waiting for orders: %w", err)
 	}
 	reports.Go(func() {
 		defer cancel()
@@ -125,10 +122,18 @@ func (s *laptopSession) serveControl(ctx context.Context, in *transport.Incoming
 	}
 }
 
-// readHello reads the laptop's first line, and returns an error for the laptop if the two cannot talk.
-func readHello(lines *api.Lines) *api.Error {
-	var hello api.AgentHello
-	if err := lines.Next(&hello); err != nil {
+// readFirst reads the first line of a stream, which must arrive within helloTimeout.
+func readFirst(stream *transport.Stream, limit int, v any) (*api.Lines, error) {
+	if err := stream.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return nil, err
+	}
+	lines := api.NewLines(stream, limit)
+	return lines, errors.Join(lines.Next(v), stream.SetReadDeadline(time.Time{}))
+}
+
+// judge returns an error for the laptop if the two cannot talk. err is that of reading the hello.
+func judge(hello *api.AgentHello, err error) *api.Error {
+	if err != nil {
 		return api.Errorf(api.ExitIncompatible, "cannot read the laptop's hello: %w", err)
 	}
 	if _, ok := api.CommonProtocol(hello.Protocol, hello.Oldest); !ok {

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package gateway implements `traffic gateway`, the privileged part of the system netstack. It runs in an ephemeral
 // container of the traffic manager's pod and shares the pod's network namespace. The manager's own container has no
 // capabilities.

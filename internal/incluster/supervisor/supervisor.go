@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package supervisor is PID 1 of a container of a clone that receives files from a laptop. It runs the container's own
 // command, writes the files as the container's user and in its file system, and restarts the command for them.
 //

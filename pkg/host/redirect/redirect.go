@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package redirect brings connections for an application to another port of the same network namespace, and lets the
 // program that serves that port connect to the application from the client's address.
 //
