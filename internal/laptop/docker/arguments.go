@@ -22,66 +22,43 @@ type Arguments struct {
 
 // flag is a flag of `docker run`.
 type flag struct {
-	name, short string
-	takesValue  bool
-	refusedWhy  string // empty: it is supported
+	name       string
+	takesValue bool
+	refusedWhy string // empty: it is supported
 }
 
-// flags are those that take no value, those with a short name that kubevpn handles itself, and those that are not
-// supported. An unknown flag is assumed to take a value, and docker gets it unchanged.
-var flags = []flag{
-	{"detach", "d", false, whyEnds},
-	{"disable-content-trust", "", false, ""},
-	{"help", "", false, "`docker run --help` lists the flags"},
-	{"init", "", false, ""},
-	{"interactive", "i", false, ""},
-	{"no-healthcheck", "", false, ""},
-	{"oom-kill-disable", "", false, ""},
-	{"privileged", "", false, ""},
-	{"publish-all", "P", false, whyPorts},
-	{"quiet", "q", false, ""},
-	{"read-only", "", false, ""},
-	{"rm", "", false, ""},
-	{"sig-proxy", "", false, "`kubevpn dev` forwards signals itself"},
-	{"tty", "t", false, ""},
-	{"use-api-socket", "", false, ""},
+// switches are the flags that take no value. docker gets an unknown flag unchanged, and it is assumed to take one.
+const switches = "detach disable-content-trust help init interactive no-healthcheck oom-kill-disable privileged " +
+	"publish-all quiet read-only rm sig-proxy tty use-api-socket"
 
-	{"dns", "", true, whyNetwork},
-	{"dns-opt", "", true, whyNetwork},
-	{"dns-option", "", true, whyNetwork},
-	{"dns-search", "", true, whyNetwork},
-	{"domainname", "", true, whyHostname},
-	{"env", "e", true, "use `kubevpn dev --env NAME=VALUE`, which keeps the value out of the engine's configuration"},
-	{"env-file", "", true,
-		"use `kubevpn dev --env-file FILE`, which keeps the values out of the engine's configuration"},
-	{"expose", "", true, whyPorts},
-	{"hostname", "h", true, whyHostname},
-	{"ip", "", true, whyNetwork},
-	{"ip6", "", true, whyNetwork},
-	{"link", "", true, whyNetwork},
-	{"link-local-ip", "", true, whyNetwork},
-	{"mac-address", "", true, whyNetwork},
-	{"name", "", true, "kubevpn finds its containers by their names"},
-	{"net", "", true, whyNetwork},
-	{"net-alias", "", true, whyNetwork},
-	{"network", "", true, whyNetwork},
-	{"network-alias", "", true, whyNetwork},
-	{"publish", "p", true, ""},
-	{"restart", "", true, whyEnds},
-	{"uts", "", true, whyHostname},
+// letters are the short names of switches, and of the other flags that kubevpn handles itself.
+var letters = map[string]string{"d": "detach", "i": "interactive", "P": "publish-all", "q": "quiet", "t": "tty",
+	"e": "env", "h": "hostname", "p": "publish"}
+
+// refused are the flags that are not supported.
+var refused = []struct{ names, why string }{
+	{"detach restart", "the container ends with this command"},
+	{"domainname hostname uts", "the container gets the pod's host name"},
+	{"dns dns-opt dns-option dns-search ip ip6 link link-local-ip mac-address net net-alias network network-alias",
+		"the container uses the network and the DNS of the cluster"},
+	{"publish-all expose", "publish each port with -p 8080:80"},
+	{"help", "`docker run --help` lists the flags"},
+	{"sig-proxy", "`kubevpn dev` forwards signals itself"},
+	{"env", "use `kubevpn dev --env NAME=VALUE`, which keeps the value out of the engine's configuration"},
+	{"env-file", "use `kubevpn dev --env-file FILE`, which keeps the values out of the engine's configuration"},
+	{"name", "kubevpn finds its containers by their names"},
 }
-
-const (
-	whyEnds     = "the container ends with this command"
-	whyHostname = "the container gets the pod's host name"
-	whyNetwork  = "the container uses the network and the DNS of the cluster"
-	whyPorts    = "publish each port with -p 8080:80"
-)
 
 // flagNamed returns the flag with a name or a short name.
 func flagNamed(name string) flag {
-	known := api.Find(flags, func(f flag) bool { return f.name == name || f.short != "" && f.short == name })
-	return *cmp.Or(known, &flag{name: name, takesValue: true})
+	name = cmp.Or(letters[name], name)
+	f := flag{name: name, takesValue: !slices.Contains(strings.Fields(switches), name)}
+	for _, r := range refused {
+		if slices.Contains(strings.Fields(r.names), name) {
+			f.refusedWhy = r.why
+		}
+	}
+	return f
 }
 
 // ParseArguments parses the flags after --. Errors are *api.Error.
