@@ -33,7 +33,6 @@ type cluster struct {
 	services map[balancer.Name]*service
 	slices   map[balancer.Name]map[string]*endpointSlice // by Service, then by the slice's name
 	owner    map[balancer.Name]balancer.Name             // a slice's Service
-	exposed  map[balancer.Name]struct{}                  // Services with node ports or a load balancer
 	nodes    map[balancer.Name]*node
 	ranges   map[balancer.Name][]netip.Prefix // by ServiceCIDR
 
@@ -62,7 +61,6 @@ func newCluster(nodeName string, namespaces ...string) *cluster {
 		services:   make(map[balancer.Name]*service),
 		slices:     make(map[balancer.Name]map[string]*endpointSlice),
 		owner:      make(map[balancer.Name]balancer.Name),
-		exposed:    make(map[balancer.Name]struct{}),
 		nodes:      make(map[balancer.Name]*node),
 		ranges:     make(map[balancer.Name][]netip.Prefix),
 		dirty:      make(map[balancer.Name]struct{}),
@@ -118,14 +116,10 @@ func (c *cluster) setService(name balancer.Name, s *service) {
 	if old := c.services[name]; old != nil {
 		c.countClusterIPs(old, -1)
 	}
-	delete(c.exposed, name)
 	delete(c.services, name)
 	if s != nil {
 		c.countClusterIPs(s, 1)
 		c.services[name] = s
-		if s.exposed != nil {
-			c.exposed[name] = struct{}{}
-		}
 	}
 	c.dirty[name] = struct{}{}
 }

@@ -81,8 +81,8 @@ func (c *cluster) direct(me Self) (found []string) {
 		add(addr.String(), me.ProxyPort)
 	}
 	var names []balancer.Name
-	for name := range c.exposed {
-		if name.Namespace == me.Namespace {
+	for name, s := range c.services {
+		if name.Namespace == me.Namespace && s.exposed != nil {
 			names = append(names, name)
 		}
 	}
