@@ -63,7 +63,6 @@ type leaseRequest struct {
 	client string
 	keep   []netip.Addr   // of its previous lease
 	avoid  []netip.Prefix // networks of the laptop and of the cluster
-	extra  []netip.Prefix // of --extra-cidr
 }
 
 func newLeases() *leases {

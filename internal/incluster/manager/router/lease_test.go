@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/incluster/manager/managertest"
-	"kubevpn/pkg/datapath/packetlink"
 )
 
 // laptops plays sessions on a lease table of its own.
@@ -211,15 +211,15 @@ func TestLeasesFollowTheClient(t *testing.T) {
 func TestRouterAdmitsEachPeerOnce(t *testing.T) {
 	changes := 0
 	r := New(nil, func() { changes++ }, nil)
-	sender := func() *packetlink.Sender { return packetlink.NewSender(packetlink.SenderConfig{}) }
 	connected := func() bool { return true }
 	p := NewPeer(r, nil, connected, nil)
-	if lease, begins := r.admit(NewPeer(r, nil, connected, nil), leaseRequest{}, sender); begins || len(lease.Addrs) != 0 {
+	if lease, run := NewPeer(r, nil, connected, nil).Admit(&api.ClientHello{}, false, nil); run != nil || len(lease.Addrs) != 0 {
 		t.Errorf("one without an identity got %+v", lease)
 	}
 	_, other := r.networks()
-	lease, begins := r.admit(p, leaseRequest{client: "a"}, sender)
-	if again, twice := r.admit(p, leaseRequest{client: "a"}, nil); !begins || twice || !slices.Equal(lease.Addrs, again.Addrs) {
+	hello := &api.ClientHello{Client: "a"}
+	lease, run := p.Admit(hello, false, nil)
+	if again, twice := p.Admit(hello, false, nil); run == nil || twice != nil || !slices.Equal(lease.Addrs, again.Addrs) {
 		t.Errorf("%+v, then %+v", lease, again)
 	}
 	select {
@@ -239,7 +239,7 @@ func TestRouterAdmitsEachPeerOnce(t *testing.T) {
 	if t2 := r.routes.Load(); len(t2.peers) != 0 || t2.networks != nil || changes != 2 {
 		t.Errorf("after the end: %+v, %d changes", t2, changes)
 	}
-	if lease, begins := r.admit(p, leaseRequest{client: "a"}, sender); begins || len(lease.Addrs) != 0 {
+	if lease, run := p.Admit(hello, false, nil); run != nil || len(lease.Addrs) != 0 {
 		t.Errorf("after its end the session got %+v", lease)
 	}
 }

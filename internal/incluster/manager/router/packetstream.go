@@ -148,13 +148,19 @@ func (l fromLaptop) Flush()                      { l.w.Flush() }
 func (p *Peer) Admit(hello *api.ClientHello, system bool, avoid []netip.Prefix) (lease api.Lease,
 	run func(context.Context)) {
 	p.system.Store(system)
-	w := leaseRequest{client: hello.Client, keep: hello.Lease, extra: hello.ExtraCIDRs,
-		avoid: slices.Concat(hello.Avoid, avoid)}
-	lease, begins := p.router.admit(p, w, func() *packetlink.Sender {
-		return packetlink.NewSender(packetlink.SenderConfig{Open: p.open, GSO: !hello.NoGSO, Logger: p.log})
-	})
-	if begins {
-		run = p.sender.Run
+	r := p.router
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.ended || hello.Client == "" {
+		return api.Lease{}, nil
 	}
-	return lease, run
+	if p.sender != nil {
+		return p.lease, nil
+	}
+	p.sender = packetlink.NewSender(packetlink.SenderConfig{Open: p.open, GSO: !hello.NoGSO, Logger: p.log})
+	p.extra = hello.ExtraCIDRs
+	p.lease = r.leases.take(p, leaseRequest{client: hello.Client, keep: hello.Lease,
+		avoid: slices.Concat(hello.Avoid, avoid)})
+	r.replace(r.routes.Load().gateway)
+	return p.lease, p.sender.Run
 }

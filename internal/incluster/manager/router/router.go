@@ -120,23 +120,6 @@ func (r *Router) stats() drops {
 	return s
 }
 
-// admit assigns a lease to p, or returns the one that it has. sender creates p's Sender; if begins is true, the caller
-// must run it.
-func (r *Router) admit(p *Peer, w leaseRequest, sender func() *packetlink.Sender) (lease api.Lease, begins bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p.ended || w.client == "" {
-		return api.Lease{}, false
-	}
-	if p.sender != nil {
-		return p.lease, false
-	}
-	p.sender, p.extra = sender(), w.extra
-	p.lease = r.leases.take(p, w)
-	r.replace(r.routes.Load().gateway)
-	return p.lease, true
-}
-
 // Dismiss releases the lease. The peer cannot be admitted again.
 func (p *Peer) Dismiss() {
 	r := p.router

@@ -477,8 +477,7 @@ func TestPacketsAreSegmentedForLaptopWithoutGSO(t *testing.T) {
 func BenchmarkFromLaptop(b *testing.B) {
 	r := New((&access.Filter{}).AllowsDirect, func() {}, nil)
 	p := NewPeer(r, nil, func() bool { return true }, nil)
-	lease, _ := r.admit(p, leaseRequest{client: "a"}, func() *packetlink.Sender { return packetlink.NewSender(packetlink.SenderConfig{}) })
-	p.system.Store(true)
+	lease, _ := p.Admit(&api.ClientHello{Client: "a"}, true, nil)
 	r.attach(&attachedGateway{device: discard{}, about: api.Gateway{IPv4: true}})
 	packetBytes := datagram(lease.Addrs[0], netip.MustParseAddr("10.244.1.5"), 80, "x")
 	w := packetlink.NewWriter(&r.counts.unwritten)
