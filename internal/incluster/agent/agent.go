@@ -41,13 +41,13 @@ const (
 
 // Config configures an Agent.
 type Config struct {
-	Owner     string       // hash of the owner's key
-	OwnerName string       // user@host
-	PodIPs    []netip.Addr // addresses of the pod
-	Socket    string       // abstract unix socket; api.AgentSocket
-	Listen    []Listen     // a sidecar's ports; empty: not a sidecar
-	Output    io.Writer    // receives api.AgentInfo lines: standard output
-	InfoPort  uint16       // port of 127.0.0.1 that serves the latest line for a minute; 0: none
+	Owner     string          // hash of the owner's key
+	OwnerName string          // user@host
+	PodIPs    []netip.Addr    // addresses of the pod
+	Socket    string          // abstract unix socket; api.AgentSocket
+	Listen    []api.AgentPort // a sidecar's ports; empty: not a sidecar
+	Output    io.Writer       // receives api.AgentInfo lines: standard output
+	InfoPort  uint16          // port of 127.0.0.1 that serves the latest line for a minute; 0: none
 	Logger    *slog.Logger
 
 	Pod         api.AgentPod
@@ -60,13 +60,6 @@ type Config struct {
 	dialPlain dialFunc
 	// listeners returns the addresses on which TCP sockets of the pod listen.
 	listeners func() ([]netip.AddrPort, error)
-}
-
-// Listen is a port on which a sidecar listens for the application.
-type Listen struct {
-	Protocol string `json:"protocol"` // "tcp" or "udp"
-	Port     uint16 `json:"port"`     // the application's
-	Listen   uint16 `json:"listen"`
 }
 
 // Agent is one agent of a pod. Create it with New.

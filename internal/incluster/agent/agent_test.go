@@ -304,7 +304,7 @@ func (p *pod) standby(by *person) *person {
 }
 
 // register runs a standby. next waits for the leader's info.
-func (p *pod) register(by *person, sidecar ...Listen) *follower {
+func (p *pod) register(by *person, sidecar ...api.AgentPort) *follower {
 	p.t.Helper()
 	f := &follower{infos: make(chan api.AgentInfo, 16), ended: make(chan error, 1)}
 	conn, err := p.agents.Dial(p.t.Context())
@@ -760,7 +760,7 @@ func TestSidecarListensInPlaceOfRedirects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice, func(c *Config) {
-			c.Listen = []Listen{{"tcp", 8080, 18080}}
+			c.Listen = []api.AgentPort{{Protocol: "tcp", Port: 8080, Listen: 18080}}
 			c.kernel = func() (kernel, error) {
 				t.Error("a sidecar opened the kernel's redirects")
 				return nil, errors.ErrUnsupported
@@ -806,11 +806,11 @@ func TestSidecarListensInPlaceOfRedirects(t *testing.T) {
 func TestLeaderListensForSidecarsThatStandBy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
-		p := newPod(t, alice, func(c *Config) { c.Listen = []Listen{{"tcp", 8080, 18080}} })
-		if err := p.register(newPerson(t, "carol@train"), Listen{"tcp", 8080, 18081}).next(); err == nil {
+		p := newPod(t, alice, func(c *Config) { c.Listen = []api.AgentPort{{Protocol: "tcp", Port: 8080, Listen: 18080}} })
+		if err := p.register(newPerson(t, "carol@train"), api.AgentPort{Protocol: "tcp", Port: 8080, Listen: 18081}).next(); err == nil {
 			t.Error("the leader accepted another port for the same port of the application")
 		}
-		f := p.register(bob, Listen{"tcp", 8080, 18080}, Listen{"tcp", 8082, 18082})
+		f := p.register(bob, api.AgentPort{Protocol: "tcp", Port: 8080, Listen: 18080}, api.AgentPort{Protocol: "tcp", Port: 8082, Listen: 18082})
 		if err := f.next(); err != nil {
 			t.Fatal(err)
 		}

@@ -122,8 +122,8 @@ func podIPs(text string) ([]netip.Addr, error) {
 }
 
 // parseListen reads "[tcp/|udp/]PORT:LISTEN".
-func parseListen(text string) (Listen, error) {
-	l := Listen{Protocol: "tcp"}
+func parseListen(text string) (api.AgentPort, error) {
+	l := api.AgentPort{Protocol: "tcp"}
 	if protocol, rest, found := strings.Cut(text, "/"); found {
 		if protocol != "tcp" && protocol != "udp" {
 			return l, fmt.Errorf("%q is not tcp or udp", protocol)
@@ -141,7 +141,7 @@ func parseListen(text string) (Listen, error) {
 	if l.Listen, err = parsePort(listen); err != nil {
 		return l, err
 	}
-	return l, l.check()
+	return l, checkSidecar(l)
 }
 
 func parsePort(text string) (uint16, error) {
@@ -152,8 +152,8 @@ func parsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// check validates l, which may come from another process of the pod.
-func (l Listen) check() error {
+// checkSidecar validates the port of a sidecar, which may come from another process of the pod.
+func checkSidecar(l api.AgentPort) error {
 	switch {
 	case l.Protocol != "tcp" && l.Protocol != "udp":
 		return fmt.Errorf("%q is not tcp or udp", l.Protocol)

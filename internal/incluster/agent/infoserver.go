@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
 )
 
@@ -36,9 +37,7 @@ type infoServer struct {
 	listener net.Listener
 	log      *slog.Logger
 
-	mu    sync.Mutex
-	line  []byte
-	known chan struct{} // closed when there is a line
+	line wakeup.Value[[]byte] // nil: there is none yet
 }
 
 // openInfoServer serves on the port until closed is called, or infoTime has passed. If another process has the port, it
@@ -53,7 +52,7 @@ func openInfoServer(port uint16, log *slog.Logger) (s *infoServer, closed func()
 		log.Warn("cannot serve the agent's information; the owner's laptop waits for this log", "err", err)
 		return nil, func() {}
 	}
-	s = &infoServer{listener: l, log: log, known: make(chan struct{})}
+	s = &infoServer{listener: l, log: log}
 	ctx, cancel := context.WithTimeout(context.Background(), infoTime)
 	context.AfterFunc(ctx, s.close)
 	var serving sync.WaitGroup
@@ -66,18 +65,13 @@ func openInfoServer(port uint16, log *slog.Logger) (s *infoServer, closed func()
 }
 
 func (s *infoServer) serve(ctx context.Context) {
-	select {
-	case <-s.known:
-	case <-ctx.Done():
+	if _, err := s.line.Await(ctx, func(line []byte) bool { return line != nil }); err != nil {
 		return
 	}
 	_ = authlistener.Serve(ctx, s.listener, s.log, func(conn net.Conn) { // the error is that the listener is closed
-		s.mu.Lock()
-		line := s.line
-		s.mu.Unlock()
 		err := conn.SetWriteDeadline(time.Now().Add(infoWriteTimeout))
 		if err == nil {
-			_, err = conn.Write(line)
+			_, err = conn.Write(s.line.Load())
 		}
 		if err = errors.Join(err, conn.Close()); err != nil {
 			s.log.Debug("cannot send the info", "err", err)
@@ -87,15 +81,9 @@ func (s *infoServer) serve(ctx context.Context) {
 
 // set replaces the line.
 func (s *infoServer) set(line []byte) {
-	if s == nil {
-		return
+	if s != nil {
+		s.line.Update(func(latest *[]byte) { *latest = line })
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.line == nil {
-		close(s.known)
-	}
-	s.line = line
 }
 
 // close stops listening. It may be called more than once.

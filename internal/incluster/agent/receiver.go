@@ -98,10 +98,10 @@ func newReceiver(cfg Config, l *leader, own uint16) *receiver {
 
 // start starts a sidecar's listeners, because nothing else would serve there. Otherwise it opens the kernel in advance,
 // which takes a moment.
-func (r *receiver) start(sidecar []Listen) error {
+func (r *receiver) start(sidecar []api.AgentPort) error {
 	r.recordListeners()
 	for _, l := range sidecar {
-		if err := r.listen(port{Protocol: l.Protocol, Port: l.Port}, l.Listen); err != nil {
+		if err := r.listen(portOf(l), l.Listen); err != nil {
 			return err
 		}
 	}

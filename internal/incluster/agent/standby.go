@@ -24,9 +24,9 @@ import (
 //	  │◀───────────────── message│   End: the owner was forgotten, or everything reset
 //	  │          (silence)       │   the connection ends with the leader
 type registration struct {
-	Owner  string   `json:"owner"`            // api.AgentOwnerVariable
-	Name   string   `json:"name"`             // api.AgentNameVariable
-	Listen []Listen `json:"listen,omitempty"` // ports of a sidecar, on which the leader listens for it
+	Owner  string          `json:"owner"`            // api.AgentOwnerVariable
+	Name   string          `json:"name"`             // api.AgentNameVariable
+	Listen []api.AgentPort `json:"listen,omitempty"` // ports of a sidecar, on which the leader listens for it
 }
 
 type message struct {
@@ -124,12 +124,12 @@ func (l *leader) addStandby(s *standby, r registration) (*owner, error) {
 		return nil, api.Errorf(api.ExitUsage, "a sidecar has at most %d ports", maxPorts)
 	}
 	for _, p := range r.Listen {
-		if err := p.check(); err != nil {
+		if err := checkSidecar(p); err != nil {
 			return nil, api.Errorf(api.ExitUsage, "%+v is not a port of a sidecar: %w", p, err)
 		}
 	}
 	for _, p := range r.Listen {
-		if err := l.receiver.listen(port{Protocol: p.Protocol, Port: p.Port}, p.Listen); err != nil {
+		if err := l.receiver.listen(portOf(p), p.Listen); err != nil {
 			return nil, err
 		}
 	}
