@@ -8,6 +8,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 )
 
@@ -71,15 +73,21 @@ func as4(addr netip.Addr) [4]byte {
 
 // MayPing reports whether ICMP sockets are permitted.
 func MayPing() bool {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
-	if errors.Is(err, unix.EAFNOSUPPORT) {
-		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
-	}
+	fd, err := datagramSocket(unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6)
 	if err != nil {
 		return false
 	}
 	unix.Close(fd)
 	return true
+}
+
+// datagramSocket opens a socket of IPv4, or of IPv6 if the kernel has no IPv4.
+func datagramSocket(protocol4, protocol6 int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, protocol4)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, protocol6)
+	}
+	return fd, err
 }
 
 func (p *pingSocket) send(pings []byte, size int) error {
@@ -148,19 +156,12 @@ func endsAtNextHop(addr netip.Addr) bool {
 	if !ok || p.conn.SetReadDeadline(time.Now().Add(nextHopTimeout)) != nil {
 		return false
 	}
-	raw, err := p.conn.SyscallConn()
-	if err != nil {
-		return false
+	if addr.Is6() {
+		err = ipv6.NewConn(p.conn).SetHopLimit(1)
+	} else {
+		err = ipv4.NewConn(p.conn).SetTTL(1)
 	}
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		level, option := unix.SOL_IP, unix.IP_TTL
-		if addr.Is6() {
-			level, option = unix.SOL_IPV6, unix.IPV6_UNICAST_HOPS
-		}
-		failed = unix.SetsockoptInt(int(fd), level, option, 1)
-	})
-	if err = errors.Join(err, failed, p.sendOne(make([]byte, sequence))); err != nil {
+	if err = errors.Join(err, p.sendOne(make([]byte, sequence))); err != nil {
 		return false
 	}
 	answered := errors.New("the next hop has answered")

@@ -32,10 +32,7 @@ type udpSocket struct {
 // canJoin reports whether the kernel has UDP_SEGMENT and UDP_GRO (Linux 5.0). It asks for the option's value because
 // gVisor accepts options that it does not have.
 var canJoin = sync.OnceValue(func() bool {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if errors.Is(err, unix.EAFNOSUPPORT) {
-		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	}
+	fd, err := datagramSocket(0, 0)
 	if err != nil {
 		return false
 	}
