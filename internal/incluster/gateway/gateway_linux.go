@@ -53,8 +53,7 @@ type gateway struct {
 
 // run serves until ctx ends, and then returns nil. It returns an error when this container can never serve.
 func (g *gateway) run(ctx context.Context) error {
-	var network net.ListenConfig
-	lock, err := network.Listen(ctx, "unix", lockSocket)
+	lock, err := new(net.ListenConfig).Listen(ctx, "unix", lockSocket)
 	if errors.Is(err, unix.EADDRINUSE) {
 		return api.Errorf(api.ExitNetstack, "another gateway serves this pod")
 	} else if err != nil {
@@ -73,10 +72,10 @@ func (g *gateway) run(ctx context.Context) error {
 	}
 	g.log.Info("gateway", "backend", firewall.backend, "ip6tables", firewall.v6 != nil)
 	for retry := firstRetry; ctx.Err() == nil; retry = min(2*retry, lastRetry) {
-		conn, err := dial(ctx)
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", api.GatewaySocket)
 		if err == nil {
 			var served bool
-			if served, err = g.serve(ctx, conn, firewall); served {
+			if served, err = g.serve(ctx, conn.(*net.UnixConn), firewall); served {
 				retry = firstRetry
 			}
 			if err != nil {
@@ -91,15 +90,6 @@ func (g *gateway) run(ctx context.Context) error {
 		wakeup.Pause(ctx, retry)
 	}
 	return nil
-}
-
-func dial(ctx context.Context) (*net.UnixConn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", api.GatewaySocket)
-	if err != nil {
-		return nil, err
-	}
-	return conn.(*net.UnixConn), nil
 }
 
 // serve configures the networks that the manager sends, until the connection ends, and then removes everything. served

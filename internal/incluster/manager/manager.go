@@ -177,14 +177,6 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	if m.metrics != nil {
 		g.Go(func() error { return metrics.Serve(ctx, "metrics", m.metrics, metrics.Handler(m.collector())) })
 	}
-	g.Go(func() error { return ended(ctx, server.Serve(ctx, listeners...)) })
+	g.Go(func() error { return server.Serve(ctx, listeners...) })
 	return g.Wait()
-}
-
-// ended drops the error that the end of ctx causes.
-func ended(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
 }
