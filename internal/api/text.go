@@ -84,6 +84,11 @@ func Texts[T any](list []T, text func(T) string) []string {
 	return texts
 }
 
+// Within reports whether a path is dir or below it. Both are clean and separated by slashes.
+func Within(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
 // Join returns text like "a, b".
 func Join[T any](list []T) string {
 	return strings.Join(Texts(list, func(item T) string { return fmt.Sprint(item) }), ", ")

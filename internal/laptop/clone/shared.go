@@ -4,7 +4,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -60,18 +59,13 @@ func writesTo(mounts []corev1.VolumeMount, remote string) []string {
 			name = ""
 		}
 		switch {
-		case below(remote, at) && len(at) >= len(nearest):
+		case api.Within(remote, at) && len(at) >= len(nearest):
 			around, nearest = name, at
-		case below(at, remote):
+		case api.Within(at, remote):
 			names = append(names, name)
 		}
 	}
 	return append(names, around)
-}
-
-// below reports whether p is dir or in it. Both are clean.
-func below(p, dir string) bool {
-	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
 // writtenByOthers describes a volume that others may write to. It returns "" if only the pod itself does, or nobody. A

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/kube/podenv"
 	"kubevpn/pkg/host/sandbox"
 )
@@ -83,7 +84,7 @@ func elsewhere(dirs []string) (all []guardedDir, err error) {
 func (g *guard) shown(mounts []podenv.Mount, volumes []podenv.Volume, warn func(string)) []sandbox.Mount {
 	var all []sandbox.Mount
 	for _, m := range mounts {
-		if m.Path == "/" || m.Path == "/proc" || strings.HasPrefix(m.Path, "/proc/") {
+		if m.Path == "/" || api.Within(m.Path, "/proc") {
 			warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
 			continue
 		}
@@ -115,12 +116,12 @@ func isFile(m podenv.Mount, volumes []podenv.Volume) bool {
 
 // refuses returns the reason to omit a mount, or "". before are the mounts that the sandbox makes earlier.
 func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) string {
-	if slices.ContainsFunc(g.over, func(o string) bool { return within(m.Path, o) }) {
+	if slices.ContainsFunc(g.over, func(o string) bool { return api.Within(m.Path, o) }) {
 		return ""
 	}
 	at, inside := m.Path, ""
 	for _, outer := range before {
-		if outer.Source != "" && within(m.Path, outer.Path) { // a link in that directory may lead anywhere
+		if outer.Source != "" && api.Within(m.Path, outer.Path) { // a link in that directory may lead anywhere
 			at, inside = path.Join(outer.Source, strings.TrimPrefix(m.Path, outer.Path)), outer.Source
 		}
 	}
@@ -129,12 +130,12 @@ func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) strin
 		return err.Error()
 	}
 	if inside != "" {
-		if source, _, err := sandbox.Locate(inside); err == nil && within(real, source) {
+		if source, _, err := sandbox.Locate(inside); err == nil && api.Within(real, source) {
 			return ""
 		}
 	}
 	for _, own := range g.own {
-		if within(real, own.dir) || within(own.dir, real) {
+		if api.Within(real, own.dir) || api.Within(own.dir, real) {
 			return own.why
 		}
 	}
@@ -144,7 +145,7 @@ func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) strin
 // refusesSystem is refuses for the directories of every machine. name is the path as it is written, or as the links of
 // this machine lead. It allows new directories in /opt, which belong to applications that this machine does not have.
 func refusesSystem(name string, missing int, file bool) string {
-	if slices.ContainsFunc(system, func(dir string) bool { return within(name, dir) }) && !within(name, "/dev/shm") {
+	if slices.ContainsFunc(system, func(dir string) bool { return api.Within(name, dir) }) && !api.Within(name, "/dev/shm") {
 		return whySystem
 	}
 	elements := strings.Split(strings.TrimPrefix(name, "/"), "/")
@@ -156,9 +157,4 @@ func refusesSystem(name string, missing int, file bool) string {
 		return "this machine's programs may read it as their own"
 	}
 	return ""
-}
-
-// within reports whether a path is dir or below it.
-func within(name, dir string) bool {
-	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
 }

@@ -379,6 +379,5 @@ func volumePath(volumes, volume, sub string) string {
 // mountable reports whether a container can have a mount at this path.
 func mountable(at string) bool {
 	at = path.Clean(at)
-	return path.IsAbs(at) && at != "/" && at != "/proc" && !strings.HasPrefix(at, "/proc/") && at != inside &&
-		!strings.HasPrefix(at, inside+"/")
+	return path.IsAbs(at) && at != "/" && !api.Within(at, "/proc") && !api.Within(at, inside)
 }
