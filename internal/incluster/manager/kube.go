@@ -46,11 +46,8 @@ func apiServers(getenv func(string) string) []string {
 
 // apiServerVIP returns the ClusterIP of the API server from the pod's environment, or the zero value.
 func apiServerVIP(getenv func(string) string) netip.AddrPort {
-	vip, err := netip.ParseAddrPort(net.JoinHostPort(getenv("KUBERNETES_SERVICE_HOST"),
-		getenv("KUBERNETES_SERVICE_PORT")))
-	if err != nil {
-		return netip.AddrPort{} // a host name, or not in a pod
-	}
+	host, port := getenv("KUBERNETES_SERVICE_HOST"), getenv("KUBERNETES_SERVICE_PORT")
+	vip, _ := netip.ParseAddrPort(net.JoinHostPort(host, port)) // an error: a host name, or not in a pod
 	return vip
 }
 

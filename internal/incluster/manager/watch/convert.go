@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
+	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/balancer"
 )
 
@@ -120,8 +121,12 @@ func clusterIPs(s *corev1.Service) []netip.Addr {
 	if len(texts) == 0 {
 		texts = []string{s.Spec.ClusterIP}
 	}
-	var addrs []netip.Addr
-	for _, text := range texts { // "None" and "" do not parse
+	return parseAddrs(texts) // "None" and "" do not parse
+}
+
+// parseAddrs returns the addresses among texts.
+func parseAddrs(texts []string) (addrs []netip.Addr) {
+	for _, text := range texts {
 		if addr, err := netip.ParseAddr(text); err == nil {
 			addrs = append(addrs, addr.Unmap())
 		}
@@ -210,11 +215,7 @@ func convertNode(n *corev1.Node) *node {
 		texts = []string{n.Spec.PodCIDR}
 	}
 	c.podCIDRs = parsePrefixes(texts)
-	for _, a := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil {
-			c.addrs = append(c.addrs, addr.Unmap())
-		}
-	}
+	c.addrs = parseAddrs(api.Texts(n.Status.Addresses, func(a corev1.NodeAddress) string { return a.Address }))
 	return c
 }
 

@@ -86,12 +86,12 @@ func TestNodesAndTheAPIServerAreNotDialed(t *testing.T) {
 		if !may("192.168.0.2:22") {
 			t.Error("the filter refuses the address of a removed node")
 		}
-		c.store(scope{resource: endpointSlices}).clear()
+		c.store(scope{resource: endpointSlices}).reset(false)
 		m.post()
 		if may("192.168.0.1:22") {
 			t.Error("without the right to read endpoints any more, the filter forgets the nodes")
 		}
-		c.store(scope{resource: nodes}).clear()
+		c.store(scope{resource: nodes}).reset(false)
 		fill := c.store(scope{resource: endpointSlices})
 		if err := fill.Replace(nil, ""); err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func TestNodesAreNotDialedIfSomeNamespacesAreWatched(t *testing.T) {
 	if _, ok := c.hostAddrs().Endpoints[netip.MustParseAddrPort("192.168.0.1:9100")]; !ok {
 		t.Error("the list of namespace tools removed an endpoint in shop")
 	}
-	c.store(scope{endpointSlices, "shop"}).clear()
+	c.store(scope{endpointSlices, "shop"}).reset(false)
 	if n := len(c.hostAddrs().Endpoints); n != 0 {
 		t.Errorf("%d endpoints remain of a namespace that the manager may no longer watch", n)
 	}

@@ -106,19 +106,12 @@ func (t scopeStore) Transformer() cache.TransformFunc {
 	}
 }
 
-// clear removes all objects of the scope, because the manager may no longer watch it.
-func (t scopeStore) clear() {
+// reset removes all objects of the scope. known: the API server has no such resource, which counts as an empty list;
+// otherwise the manager may no longer watch the scope.
+func (t scopeStore) reset(known bool) {
 	t.update(func() {
 		t.discard()
-		t.c.synced[t.scope] = false
+		t.c.synced[t.scope] = known
 		t.c.needsCIDRs, t.c.needsHosts = true, true
-	})
-}
-
-// setAbsent records that the API server does not have the resource, and treats it as an empty list.
-func (t scopeStore) setAbsent() {
-	t.update(func() {
-		t.discard()
-		t.c.synced[t.scope] = true
 	})
 }

@@ -216,12 +216,12 @@ func (w *watcher) watch(ctx context.Context, s scope) {
 		case len(denied) > 0:
 			wait, retry = rightsInterval, retryFirst
 			if known {
-				objects.clear()
+				objects.reset(false)
 			}
 			w.set(s, denied, nil)
 		case apierrors.IsNotFound(err): // networking.k8s.io/v1 has no ServiceCIDR before Kubernetes 1.33
 			w.log.Info("the API server has no such resource", "resource", s)
-			objects.setAbsent()
+			objects.reset(true)
 			wait = absentInterval
 		case err != nil:
 			w.log.Warn("cannot watch", "resource", s, "err", err, "retry", wait)
