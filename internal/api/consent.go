@@ -79,5 +79,6 @@ func (c Consent) With(needs Consent) Consent {
 
 // union returns a and those of b that it lacks, and changes neither.
 func union[T comparable](a, b []T) []T {
-	return append(slices.Clip(a), slices.DeleteFunc(slices.Clone(b), func(v T) bool { return slices.Contains(a, v) })...)
+	added := slices.DeleteFunc(slices.Clone(b), func(v T) bool { return slices.Contains(a, v) })
+	return append(slices.Clip(a), added...)
 }

@@ -57,7 +57,8 @@ func changesAgain(ctx context.Context, i osdns.Inspection) bool {
 	return err == nil && !now.Changed.Equal(i.Changed)
 }
 
-// resolverOf judges name resolution. connected: the daemon may have connections. fought: a program keeps writing resolv.conf.
+// resolverOf judges name resolution. connected: the daemon may have connections. fought: a program keeps writing
+// resolv.conf.
 func resolverOf(i osdns.Inspection, connected, fought bool) api.Finding {
 	switch warnings := strings.Join(i.Warnings, "; "); {
 	case i.Mode == osdns.ModeNone:

@@ -3,12 +3,13 @@ package connection
 import (
 	"context"
 	"errors"
-	"kubevpn/pkg/datapath/netstack"
-	"kubevpn/pkg/datapath/packet"
-	"kubevpn/pkg/wire/transport"
 	"net"
 	"net/netip"
 	"strings"
+
+	"kubevpn/pkg/datapath/netstack"
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/wire/transport"
 )
 
 // dialer opens a stream of the session for each flow of the netstack.

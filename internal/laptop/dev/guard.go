@@ -145,7 +145,8 @@ func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) strin
 // refusesSystem is refuses for the directories of every machine. name is the path as it is written, or as the links of
 // this machine lead. It allows new directories in /opt, which belong to applications that this machine does not have.
 func refusesSystem(name string, missing int, file bool) string {
-	if slices.ContainsFunc(system, func(dir string) bool { return api.Within(name, dir) }) && !api.Within(name, "/dev/shm") {
+	within := func(dir string) bool { return api.Within(name, dir) }
+	if slices.ContainsFunc(system, within) && !within("/dev/shm") {
 		return whySystem
 	}
 	elements := strings.Split(strings.TrimPrefix(name, "/"), "/")

@@ -57,9 +57,9 @@ type Target struct {
 	Workload  string // TYPE/NAME; empty: none, so the program has only the network (Isolated and Proxied)
 	Container string // empty: the workload's default
 
-	// Hold keeps the connection, and the intercept if there is one, until ctx ends. An event with Held reports that they
-	// are ready. This process keeps the connection for the network of place, or for Proxied, with an event that has its
-	// SOCKS; otherwise, the daemon does.
+	// Hold keeps the connection, and the intercept if there is one, until ctx ends. An event with Held reports that
+	// they are ready. This process keeps the connection for the network of place, or for Proxied, with an event that
+	// has its SOCKS; otherwise, the daemon does.
 	Hold func(ctx context.Context, place sandbox.Place, on func(api.Event)) error
 }
 

@@ -89,8 +89,8 @@ const (
 	confirmAfter   = 5 * time.Second // between two denials that end a watch
 )
 
-// watcher watches the scopes that its permissions allow, and checks missing permissions until it has them. Each scope has
-// a goroutine of its own, so one without permission does not affect the others.
+// watcher watches the scopes that its permissions allow, and checks missing permissions until it has them. Each scope
+// has a goroutine of its own, so one without permission does not affect the others.
 //
 //	ask (SSAR) ─┬── allowed: list, watch, store ── 403 or another error ──▶ ask again
 //	            └── denied twice: store cleared, listed in missing ───────▶ ask again later, or when poked

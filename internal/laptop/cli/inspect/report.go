@@ -41,9 +41,9 @@ func newReport(f *command.Factory) *cobra.Command {
 		Short: "Write logs, states and versions to an archive for an issue",
 		Long: "Write one archive for an issue about kubevpn: versions, settings, the status and the log of the\n" +
 			"daemon, the findings of `kubevpn doctor`, routes, rules and name resolution of this machine, and the\n" +
-			"state and the logs of the traffic manager, the gateways and the agents. With --why, it sends one request\n" +
-			"and adds what `kubevpn why` finds. The command changes nothing. It needs neither a daemon nor a\n" +
-			"cluster: the archive lists what is missing, and why. kubevpn replaces the secrets that it knows or\n" +
+			"state and the logs of the traffic manager, the gateways and the agents. With --why, it sends one\n" +
+			"request and adds what `kubevpn why` finds. The command changes nothing. It needs neither a daemon nor\n" +
+			"a cluster: the archive lists what is missing, and why. kubevpn replaces the secrets that it knows or\n" +
 			"recognizes. Look at the files before you send the archive.",
 		Example: command.Examples(
 			"Write an archive to the current directory", "kubevpn report",

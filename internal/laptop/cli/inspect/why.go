@@ -142,8 +142,8 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 	return printer.finish(o.output, d)
 }
 
-// whyConfig returns the configuration for a request, with what the daemon knows of the connection to the cluster, and of
-// its intercepts.
+// whyConfig returns the configuration for a request, with what the daemon knows of the connection to the cluster, and
+// of its intercepts.
 func whyConfig(ctx context.Context, f *command.Factory, c *client.Cluster, req *http.Request,
 	timeout time.Duration) (why.Config, error) {
 	cfg := why.Config{Kube: c.Kube(), Request: req, Timeout: timeout}
