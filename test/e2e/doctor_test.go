@@ -128,7 +128,7 @@ func doctorSuite(t *testing.T, w *world) {
 // doctorText checks the output for people.
 func doctorText(t *testing.T, l *laptop) {
 	r := l.run(t, "kubevpn", "doctor", "--context", "nosuch")
-	if r.code != int(api.ExitKubeconfig) || !strings.Contains(r.stdout, "  failed   kubeconfig     the kubeconfig has no context") ||
+	if r.code != int(api.ExitKubeconfig) || !strings.Contains(r.stdout, "\n  failed   kubeconfig ") || !strings.Contains(r.stdout, "  the kubeconfig has no context") ||
 		!strings.Contains(r.stdout, "fix:     It has: ") || !strings.Contains(r.stdout, "\n1 failed, 0 warnings") {
 		t.Error(r)
 	}

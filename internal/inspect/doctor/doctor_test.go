@@ -124,7 +124,7 @@ func TestDaemonReportsFaultsOfConnections(t *testing.T) {
 		err    error
 		want   finding
 	}{
-		"none runs":       {status: api.Status{Version: version.Full()}, want: finding{fine, 0, "0 connections", ""}},
+		"none runs":       {status: api.Status{Version: version.Full()}, want: finding{fine, 0, "no connection", ""}},
 		"does not answer": {err: api.Errorf(api.ExitDaemon, "the daemon does not answer").WithHint("kill 1"), want: finding{fails, api.ExitDaemon, "does not answer", "kill 1"}},
 		"other version":   {status: api.Status{Version: "2"}, want: finding{warns, 0, "the daemon is kubevpn 2", "kubevpn quit"}},
 		"connected": {status: api.Status{Version: version.Full(), Connections: []api.Connection{{Status: api.StatusConnected}}},

@@ -82,8 +82,10 @@ func daemon(_ context.Context, f *facts) api.Finding {
 			return found
 		}
 	}
-	return check.OK("it has %s; `kubevpn connect` starts it if it does not run",
-		api.Count(len(status.Connections), "connection"))
+	if len(status.Connections) == 0 {
+		return check.OK("no connection; `kubevpn connect` makes one, and starts the daemon unless it runs")
+	}
+	return check.OK("it has %s", api.Count(len(status.Connections), "connection"))
 }
 
 // OfConnection returns the finding about a connection of the daemon.
