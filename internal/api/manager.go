@@ -1,8 +1,6 @@
 package api
 
-import (
-	"net/netip"
-)
+import "net/netip"
 
 // The netstacks, which turn packets of the laptop into traffic of a pod.
 const (
@@ -167,12 +165,3 @@ type NameDelta struct {
 	// Services of the index whose DNS records may have changed. A manager that does not know sends Reset instead.
 	Changed map[string][]string `json:"changed,omitempty"`
 }
-
-// Ports of the traffic manager's pod.
-const (
-	ManagerPort = 10800 // sessions; on 127.0.0.1 inside the pod, so that only pods/portforward reaches it
-	HealthPort  = 10801 // GET /livez and /readyz for the kubelet; nothing else
-	// conns through the API server's pods/proxy; on all addresses of the pod; sends nothing without a ticket
-	ProxyPort   = 10802
-	MetricsPort = 10803 // GET /metrics; closed unless an admin asks for it
-)

@@ -287,10 +287,11 @@ func (cs *connections) activeLocked() int {
 func (cs *connections) starter() string {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if cs.host != nil {
-		if h, ok := cs.host.helper.(interface{ Starter() string }); ok {
-			return h.Starter()
-		}
+	if cs.host == nil {
+		return ""
+	}
+	if h, ok := cs.host.helper.(interface{ Starter() string }); ok {
+		return h.Starter()
 	}
 	return ""
 }

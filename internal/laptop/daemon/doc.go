@@ -4,7 +4,7 @@
 //
 //	CLI ──HTTP+JSON── daemon.sock ─▶ server ─┬▶ connections ─▶ Connection (internal/laptop/connection)
 //	                                         └▶ intercepts on them ─▶ Intercept (internal/laptop/intercept)
-//	CLI ──SCM_RIGHTS─ helper.sock ─▶ serveHelpers ─▶ hostNetwork ─▶ Helper (root): TUN, routes, resolver
+//	CLI ──SCM_RIGHTS─ helper.sock ─▶ handover ─▶ hostNetwork ─▶ Helper (root): TUN, routes, resolver
 //
 // Connections and intercepts are tasks of a registry (registry.go), which starts, joins, pins and ends them. An
 // intercept needs a connection: a request for an intercept makes the connection first, and the intercepts on a

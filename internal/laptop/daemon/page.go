@@ -123,11 +123,15 @@ const maxPageFlows = 200
 
 // drain returns the queries that wait.
 func (f *queryFollower) drain() []api.DNSQuery {
-	out := make([]api.DNSQuery, len(f.queue))
-	for n := range out { // nobody else receives from the queue
-		out[n] = <-f.queue
+	out := []api.DNSQuery{}
+	for {
+		select {
+		case q := <-f.queue:
+			out = append(out, q)
+		default:
+			return out
+		}
 	}
-	return out
 }
 
 // maxHAR limits the exchanges that the page saves, in bytes of JSON.

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/wakeup"
 )
 
 var (
@@ -93,77 +91,4 @@ func (t *task) cause() error {
 func (t *task) endLocked(cause error) {
 	t.ending = true
 	t.cancel(cause)
-}
-
-// eventLog records the events of a task until it is ready, for all requests that wait for it: a request that joins late
-// reads them from the start. The zero value is ready. Its methods are safe for concurrent use.
-type eventLog struct{ recorded wakeup.Value[recordedEvents] }
-
-type recordedEvents struct {
-	list   []api.Event
-	closed bool
-}
-
-// add appends e, and sets its time if it has none. After close it does nothing, because no request waits any more.
-func (l *eventLog) add(e api.Event) {
-	if e.Time.IsZero() {
-		e.Time = time.Now()
-	}
-	l.recorded.Update(func(r *recordedEvents) {
-		if !r.closed {
-			r.list = append(r.list, e)
-		}
-	})
-}
-
-// since returns the events from index i on, and a channel that is closed when there are more.
-func (l *eventLog) since(i int) ([]api.Event, <-chan struct{}) {
-	r, more := l.recorded.Get()
-	return r.list[i:len(r.list):len(r.list)], more
-}
-
-// close makes add do nothing. The events can still be read.
-func (l *eventLog) close() {
-	l.recorded.Update(func(r *recordedEvents) { r.closed = true })
-}
-
-// connectionTask runs one Connection.
-type connectionTask struct {
-	task
-	id      string
-	cluster string // ID of the cluster
-	conn    Connection
-	request api.ConnectRequest
-	network *scopedNetwork
-	proxy   *proxy // nil: programs reach the connection through its device
-	left    error  // the error of the cleanup; read it after over
-}
-
-// status returns the status of the connection, with its ID.
-func (t *connectionTask) status() api.Connection {
-	c := t.conn.Status()
-	c.ID = t.id
-	if t.proxy != nil {
-		c.SOCKS = t.proxy.status()
-	}
-	return c
-}
-
-func (t *connectionTask) run(ctx context.Context) error {
-	run := t.conn.Run
-	if t.proxy != nil {
-		run = func(ctx context.Context) error { return t.proxy.run(ctx, t.conn, t.network.host.resolver) }
-	}
-	err := run(ctx)
-	switch {
-	case isClosed(t.network.host.helper.Done()):
-		err = errHelperEnded() // the cause of the error of Run
-	case err == nil && ctx.Err() == nil:
-		err = api.Errorf(api.ExitLost, "the connection ended").
-			WithHint("run `kubevpn connect` again; `kubevpn logs` has the details")
-	}
-	if t.left = t.network.close(); t.left != nil {
-		t.logger.Error("cannot remove the network of a connection", "err", t.left)
-	}
-	return err
 }

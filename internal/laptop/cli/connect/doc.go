@@ -5,7 +5,7 @@
 //	run         run.go        a program of this machine in a sandbox, or with that proxy
 //	disconnect  disconnect.go
 //	status      status.go     the tables of connections and of intercepts, and details below them
-//	quit        disconnect.go
+//	quit        quit.go
 //	trust       trust.go      the stored answers to questions
 package connect
 

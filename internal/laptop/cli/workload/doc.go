@@ -10,7 +10,7 @@
 //	list      list.go             workloads of a namespace, from the API server
 //	env       env.go              variables of a container (internal/kube/podenv)
 //
-// leave and requests complete the names of intercepts. requests and diff have the flag --body of spec.go.
+// leave and requests complete names with intercepts.go. requests and diff have the flag --body of spec.go.
 package workload
 
 import (
