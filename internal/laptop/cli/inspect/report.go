@@ -52,7 +52,7 @@ func newReport(f *command.Factory) *cobra.Command {
 			"Explain a request that fails", "kubevpn report --why http://web.default/",
 		),
 		Args: command.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
 	cmd.Flags().StringVar(&o.file, "file", "",
 		"file to create, which must not exist (default: kubevpn-report-TIME.tar.gz in the current directory)")
@@ -64,7 +64,7 @@ func newReport(f *command.Factory) *cobra.Command {
 	return cmd
 }
 
-func (o *reportOptions) run(ctx context.Context) error {
+func (o *reportOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	var err error
 	if o.timeout, err = o.kube.Timeout(); err != nil {
 		return err
@@ -83,7 +83,9 @@ func (o *reportOptions) run(ctx context.Context) error {
 		return api.Errorf(api.ExitUsage, "cannot create the archive: %w", err).
 			WithHint("name a file that does not exist with --file")
 	}
+	on(api.Event{Step: "Collecting"})
 	list, err := o.write(ctx, file)
+	quiet()
 	if err = cmp.Or(err, file.Close(), ctx.Err()); err != nil {
 		os.Remove(name) // it is incomplete
 		return fmt.Errorf("cannot write the archive: %w", err)
@@ -102,9 +104,6 @@ func (o *reportOptions) run(ctx context.Context) error {
 
 // write collects the parts and writes them to the file. It returns their list.
 func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportPart, error) {
-	p := o.f.Progress()
-	defer p.Stop()
-	p.Show(api.Event{Step: "Collecting"})
 	status, statusErr := o.f.Status(ctx)
 	var secrets redact.Redactor
 	secrets.Add(report.Environment(o.f.Environ)...)

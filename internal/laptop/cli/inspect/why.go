@@ -63,7 +63,9 @@ func newWhy(f *command.Factory) *cobra.Command {
 				return api.Errorf(api.ExitUsage, "--namespace is for --from").
 					WithHint("write the namespace of a Service into the URL, like http://web.shop/")
 			}
-			return o.run(cmd.Context(), req)
+			return f.Report(cmd.Context(), nil, func(ctx context.Context, on func(api.Event), quiet func()) error {
+				return o.run(ctx, req, on, quiet)
+			})
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -114,9 +116,7 @@ func (o *whyOptions) request(text string) (*http.Request, error) {
 	return r, nil
 }
 
-func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
-	p := o.f.Progress()
-	defer p.Stop()
+func (o *whyOptions) run(ctx context.Context, req *http.Request, on func(api.Event), quiet func()) error {
 	l, err := o.kube.Login(ctx, func(api.Event) {}) // it shows no steps
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 		return err
 	}
 	if o.from != "" {
-		if err := o.source(ctx, l, &cfg, p); err != nil {
+		if err := o.source(ctx, l, &cfg, on, quiet); err != nil {
 			return err
 		}
 	}
@@ -134,7 +134,7 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	p.Stop()
+	quiet()
 	printer := newFindingPrinter(o.f.Out)
 	if o.output.ForPeople() {
 		printer.findings(d)
@@ -168,9 +168,10 @@ func whyConfig(ctx context.Context, f *command.Factory, c *client.Cluster, req *
 }
 
 // source lets a pod of --from send the request. It asks the user before it adds a container.
-func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.Config, p term.Progress) error {
+func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.Config, on func(api.Event),
+	quiet func()) error {
 	asks := command.Consenting{Factory: o.f, Cluster: l.Cluster, Consent: &api.Consent{}, Yes: l.Config.Yes,
-		Batch: !o.output.ForPeople(), Quiet: p.Stop}
+		Batch: !o.output.ForPeople(), Quiet: quiet}
 	if err := asks.Load(); err != nil {
 		return err
 	}
@@ -196,7 +197,7 @@ func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.C
 			"minutes, and its entry stays in the pod until the pod ends", s.Container, pod.Namespace, pod.Name,
 			why.Stay.Minutes()).
 			WithHint("Without --from, `kubevpn why` sends the request from this machine.")
-		if err := asks.Allow(ctx, e, p.Show); err != nil {
+		if err := asks.Allow(ctx, e, on); err != nil {
 			return err
 		}
 	}
