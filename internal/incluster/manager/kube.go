@@ -84,14 +84,12 @@ func restConfig(token, ca string, servers []string) *rest.Config {
 	}
 }
 
-// dialFirst connects to the first of addrs that answers. It dials each one nextServerAfter later than the one before.
+// dialFirst connects to the first of addrs that answers. It dials an address after the one before has failed, or has
+// not answered for nextServerAfter.
 func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	return wakeup.First(ctx, len(addrs), func(ctx context.Context, n int) (net.Conn, error) {
-		if n > 0 && !wakeup.Pause(ctx, time.Duration(n)*nextServerAfter) {
-			return nil, ctx.Err()
-		}
+	return wakeup.First(ctx, len(addrs), nextServerAfter, func(ctx context.Context, n int) (net.Conn, error) {
 		var to net.Dialer
 		return to.DialContext(ctx, network, addrs[n])
 	})

@@ -174,7 +174,7 @@ func (d *direct) survey(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
 	to, left := d.candidates(ctx)
-	conn, err := wakeup.First(ctx, len(to), func(ctx context.Context, n int) (net.Conn, error) {
+	conn, err := wakeup.First(ctx, len(to), 0, func(ctx context.Context, n int) (net.Conn, error) {
 		conn, err := d.connect(ctx, to[n])
 		if err != nil {
 			return nil, err
@@ -193,7 +193,7 @@ func (d *direct) dial(ctx context.Context,
 	ctx, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
 	to, left := d.candidates(ctx)
-	conn, err := wakeup.First(ctx, len(to), func(ctx context.Context, n int) (net.Conn, error) {
+	conn, err := wakeup.First(ctx, len(to), 0, func(ctx context.Context, n int) (net.Conn, error) {
 		to := to[n]
 		tcp, err := d.connect(ctx, to)
 		if err != nil {
