@@ -28,33 +28,38 @@ type flag struct {
 }
 
 // switches are the flags that take no value. docker gets an unknown flag unchanged, and it is assumed to take one.
-const switches = "detach disable-content-trust help init interactive no-healthcheck oom-kill-disable privileged " +
-	"publish-all quiet read-only rm sig-proxy tty use-api-socket"
+var switches = []string{"detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck",
+	"oom-kill-disable", "privileged", "publish-all", "quiet", "read-only", "rm", "sig-proxy", "tty", "use-api-socket"}
 
 // letters are the short names of switches, and of the other flags that kubevpn handles itself.
 var letters = map[string]string{"d": "detach", "i": "interactive", "P": "publish-all", "q": "quiet", "t": "tty",
 	"e": "env", "h": "hostname", "p": "publish"}
 
 // refused are the flags that are not supported.
-var refused = []struct{ names, why string }{
-	{"detach restart", "the container ends with this command"},
-	{"domainname hostname uts", "the container gets the pod's host name"},
-	{"dns dns-opt dns-option dns-search ip ip6 link link-local-ip mac-address net net-alias network network-alias",
-		"the container uses the network and the DNS of the cluster"},
-	{"publish-all expose", "publish each port with -p 8080:80"},
-	{"help", "`docker run --help` lists the flags"},
-	{"sig-proxy", "`kubevpn dev` forwards signals itself"},
-	{"env", "use `kubevpn dev --env NAME=VALUE`, which keeps the value out of the engine's configuration"},
-	{"env-file", "use `kubevpn dev --env-file FILE`, which keeps the values out of the engine's configuration"},
-	{"name", "kubevpn finds its containers by their names"},
+var refused = []struct {
+	names []string
+	why   string
+}{
+	{[]string{"detach", "restart"}, "the container ends with this command"},
+	{[]string{"domainname", "hostname", "uts"}, "the container gets the pod's host name"},
+	{[]string{"dns", "dns-opt", "dns-option", "dns-search", "ip", "ip6", "link", "link-local-ip", "mac-address", "net",
+		"net-alias", "network", "network-alias"}, "the container uses the network and the DNS of the cluster"},
+	{[]string{"publish-all", "expose"}, "publish each port with -p 8080:80"},
+	{[]string{"help"}, "`docker run --help` lists the flags"},
+	{[]string{"sig-proxy"}, "`kubevpn dev` forwards signals itself"},
+	{[]string{"env"},
+		"use `kubevpn dev --env NAME=VALUE`, which keeps the value out of the engine's configuration"},
+	{[]string{"env-file"},
+		"use `kubevpn dev --env-file FILE`, which keeps the values out of the engine's configuration"},
+	{[]string{"name"}, "kubevpn finds its containers by their names"},
 }
 
 // flagNamed returns the flag with a name or a short name.
 func flagNamed(name string) flag {
 	name = cmp.Or(letters[name], name)
-	f := flag{name: name, takesValue: !slices.Contains(strings.Fields(switches), name)}
+	f := flag{name: name, takesValue: !slices.Contains(switches, name)}
 	for _, r := range refused {
-		if slices.Contains(strings.Fields(r.names), name) {
+		if slices.Contains(r.names, name) {
 			f.refusedWhy = r.why
 		}
 	}
