@@ -17,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/test/lab"
 )
 
@@ -135,9 +136,8 @@ func (v *visitor) hold(t *testing.T, url string, n int, header ...string) int {
 	}
 	got := 0
 	requests.Go(func() { // the others share its connection. kube-proxy may not know the pod yet: then again
-		for err := ask(); err != nil && ctx.Err() == nil; err = ask() {
+		for err := ask(); err != nil && wakeup.Pause(ctx, 100*time.Millisecond); err = ask() {
 			t.Logf("%s: %v", url, err)
-			time.Sleep(100 * time.Millisecond)
 		}
 	})
 	select {
