@@ -342,7 +342,7 @@ func TestChecksAreShown(t *testing.T) {
 	b := open(t, newFake(t))
 	b.View("checks")
 	b.Click("Run the checks")
-	b.Shows("1 failed, 1 warnings, 1 ok, 1 skipped", "/dev/net/tun does not exist", "sudo modprobe tun", "patch pods/ephemeralcontainers")
+	b.Shows("1 failed, 1 warnings, 2 ok, 1 skipped", "/dev/net/tun does not exist", "sudo modprobe tun", "patch pods/ephemeralcontainers")
 }
 
 // TestScreenshots writes the screenshots of docs/how-to/images with -update.

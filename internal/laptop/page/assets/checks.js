@@ -11,7 +11,7 @@ export class Checks {
     this.button.addEventListener('click', () => this.run());
     this.state = el('p', {});
     this.list = el('ul', {class: 'findings'});
-    section.append(el('p', {}, 'The checks look at this machine, the way to the API server and the cluster of the last ',
+    section.append(el('p', {}, 'The checks of ', el('code', {}, 'kubevpn doctor'), ' look at this machine, the way to the API server and the cluster of the last ',
       el('code', {}, 'kubevpn ui'), '. They change nothing.'), el('p', {class: 'buttons'}, this.button), this.state, this.list);
   }
 
