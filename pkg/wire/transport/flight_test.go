@@ -391,7 +391,9 @@ func TestDownloadOnAPathThatChanges(t *testing.T) {
 				if part < tt.least {
 					t.Errorf("downloads use %.1f %% of the line", 100*part)
 				}
-				if most := p.rtt + 2*p.queue + 2*p.stall + 80*time.Millisecond; median > most {
+				// A round trip meets a pause in each direction, behind a queue that may be as long as one: in pauses of
+				// 300 ms, 1 of 130 runs had a median of 780 ms, most had 200 to 500.
+				if most := p.rtt + 2*p.queue + 3*p.stall + 80*time.Millisecond; median > most {
 					t.Errorf("a round trip takes %v, at most %v is wanted", median, most)
 				}
 			})
