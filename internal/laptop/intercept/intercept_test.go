@@ -282,6 +282,27 @@ func TestInterceptBeginsAfterTheSecondAttempt(t *testing.T) {
 	})
 }
 
+// An agent that fails tells why, and its container ends.
+func TestAgentThatFailsAndEndsIsOneFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		var once sync.Once
+		w.says = func(_ string, info *api.AgentInfo) {
+			once.Do(func() {
+				*info = api.AgentInfo{Error: api.Errorf(api.ExitInject, "the port is in use")}
+				w.endAgent("web-a")
+			})
+		}
+		i, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeEphemeral})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := all(i, 1)(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestInterceptWaitsForFirstPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -162,8 +162,14 @@ func (c *podIntercept) run(ctx context.Context) {
 	}
 }
 
-// fails records a failure. The caller holds i.mu.
-func (c *podIntercept) fails(err error) { c.failed, c.failures = err, c.failures+1 }
+// fails records a failure. The error that an agent has told also ends the attempt, and counts once. The caller holds
+// i.mu.
+func (c *podIntercept) fails(err error) {
+	if !errors.Is(err, c.failed) {
+		c.failures++
+	}
+	c.failed = err
+}
 
 // failsAgain reports whether waiting for the next attempt does not help: one failure may pass, such as that of a node
 // whose kubelet restarts. The caller holds i.mu.
