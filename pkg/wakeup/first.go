@@ -16,8 +16,7 @@ func First[C io.Closer](ctx context.Context, n int, pace time.Duration,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	errs := make([]error, n)
-	var mu sync.Mutex // guards first and found
-	found := false
+	var mu sync.Mutex // guards first
 	var running sync.WaitGroup
 	for i := range n {
 		ended := make(chan struct{})
@@ -28,10 +27,10 @@ func First[C io.Closer](ctx context.Context, n int, pace time.Duration,
 			defer mu.Unlock()
 			switch errs[i] = err; {
 			case any(result) == nil:
-			case found:
+			case any(first) != nil:
 				result.Close()
 			default:
-				first, found = result, true
+				first = result
 				cancel()
 			}
 		})
@@ -47,7 +46,7 @@ func First[C io.Closer](ctx context.Context, n int, pace time.Duration,
 		}
 	}
 	running.Wait()
-	if found {
+	if any(first) != nil {
 		return first, nil
 	}
 	return first, errors.Join(errs...)
