@@ -113,8 +113,7 @@ func (j *judge) lost() api.Finding {
 
 // unseen is the finding for a request that no agent saw.
 func (j *judge) unseen() api.Finding {
-	switch {
-	case !j.Trip.Dial.Done:
+	if !j.Trip.Dial.Done {
 		return check.Skipped("no connection")
 	}
 	var changes []string

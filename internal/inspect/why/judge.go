@@ -218,9 +218,6 @@ func (j *judge) route() api.Finding {
 		return j.redirected()
 	case j.Pod != nil:
 		return check.OK("%v leaves the pod by %s", to, device)
-	case c.Status == api.StatusReconnecting:
-		return check.Failed(api.ExitLost, "the connection to the cluster is interrupted: kubevpn reconnects").
-			WithFix("`kubevpn status` shows the cause.")
 	case c.Device == "":
 		return check.Skipped("the connection has no device on this machine")
 	case t.Device == c.Device:
