@@ -8,7 +8,7 @@
 //	ui      ui.go      the page that the daemon serves
 //	report  report.go  an archive of all of it, by internal/inspect/report
 //
-// findings.go configures the checks of doctor and report, and prints the findings of doctor, why and report.
+// findings.go configures the checks of doctor, why and report, and prints their findings.
 package inspect
 
 import (

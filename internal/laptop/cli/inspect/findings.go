@@ -2,12 +2,17 @@ package inspect
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
+	"net/http"
+	"slices"
 	"strings"
+	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/doctor"
+	"kubevpn/internal/inspect/why"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
@@ -15,7 +20,7 @@ import (
 	"kubevpn/internal/laptop/hostservice"
 )
 
-// doctorConfig returns the configuration of the checks.
+// doctorConfig returns the configuration of the checks for doctor and report.
 func doctorConfig(f *command.Factory, kube *command.ClusterFlags) (doctor.Config, error) {
 	timeout, err := kube.Timeout()
 	if err != nil {
@@ -36,6 +41,31 @@ func doctorConfig(f *command.Factory, kube *command.ClusterFlags) (doctor.Config
 	}
 	cfg.Paths, err = f.Paths()
 	return cfg, err
+}
+
+// whyConfig returns the configuration for a request, with what the daemon knows of the connection to the cluster, and
+// of its intercepts.
+func whyConfig(ctx context.Context, f *command.Factory, c *client.Cluster, req *http.Request,
+	timeout time.Duration) (why.Config, error) {
+	cfg := why.Config{Kube: c.Kube(), Request: req, Timeout: timeout}
+	status, err := f.Status(ctx)
+	if err != nil {
+		return cfg, err
+	}
+	n := slices.IndexFunc(status.Connections, func(s api.Connection) bool { return s.ClusterID == c.ID() })
+	if n < 0 {
+		return cfg, api.Errorf(api.ExitNotConnected, "this machine is not connected to the cluster %s", c.Name()).
+			WithHint("`kubevpn connect` connects it")
+	}
+	cfg.Connection = status.Connections[n]
+	if slices.ContainsFunc(status.Intercepts, func(i api.Intercept) bool {
+		return i.Connection == cfg.Connection.ID
+	}) {
+		cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
+			return f.Daemon().Trace(ctx, req.Header.Get(api.TraceHeader))
+		}
+	}
+	return cfg, nil
 }
 
 // findingPrinter prints findings as they arrive, in sections.

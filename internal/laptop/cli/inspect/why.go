@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -140,31 +139,6 @@ func (o *whyOptions) run(ctx context.Context, req *http.Request, on func(api.Eve
 		printer.findings(d)
 	}
 	return printer.finish(o.output, d)
-}
-
-// whyConfig returns the configuration for a request, with what the daemon knows of the connection to the cluster, and
-// of its intercepts.
-func whyConfig(ctx context.Context, f *command.Factory, c *client.Cluster, req *http.Request,
-	timeout time.Duration) (why.Config, error) {
-	cfg := why.Config{Kube: c.Kube(), Request: req, Timeout: timeout}
-	status, err := f.Status(ctx)
-	if err != nil {
-		return cfg, err
-	}
-	n := slices.IndexFunc(status.Connections, func(s api.Connection) bool { return s.ClusterID == c.ID() })
-	if n < 0 {
-		return cfg, api.Errorf(api.ExitNotConnected, "this machine is not connected to the cluster %s", c.Name()).
-			WithHint("`kubevpn connect` connects it")
-	}
-	cfg.Connection = status.Connections[n]
-	if slices.ContainsFunc(status.Intercepts, func(i api.Intercept) bool {
-		return i.Connection == cfg.Connection.ID
-	}) {
-		cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
-			return f.Daemon().Trace(ctx, req.Header.Get(api.TraceHeader))
-		}
-	}
-	return cfg, nil
 }
 
 // source lets a pod of --from send the request. It asks the user before it adds a container.
