@@ -96,8 +96,9 @@ type agentSession struct {
 	serve  func(context.Context, *transport.Session)
 	budget *transport.Budget         // for the streams that serve accepts
 	change func(func(*sessionState)) // changes the sessionState; calls of change and answered do not overlap
-	// answered changes the sessionState when the agent has accepted the claim or, with an error, rejected it.
-	answered func(rejection *api.Error)
+	// answered changes the sessionState when the agent has accepted the claim with this target or, with an error,
+	// rejected it.
+	answered func(pods *api.ClonePods, rejection *api.Error)
 	log      *slog.Logger
 
 	mu           sync.Mutex
@@ -110,6 +111,7 @@ type agentSession struct {
 type sessionState struct {
 	attached  bool
 	claimed   bool
+	away      bool            // the application receives the claim's requests, because no pod of the clone is ready
 	err       error           // why it is not attached, or not claimed
 	recording int             // turn of the recordOptions for which the agent records; 0: it does not record
 	reset     *api.Error      // somebody has removed all intercepts of the pod
@@ -222,7 +224,7 @@ func (l *agentSession) keepClaimed(ctx context.Context, c *conversation, lost <-
 		if leaving {
 			return
 		}
-		_, err := c.ask(ctx, api.AgentOrder{Claim: &claim}, l.answered)
+		_, err := c.ask(ctx, api.AgentOrder{Claim: &claim}, func(rejection *api.Error) { l.answered(pods, rejection) })
 		if ctx.Err() != nil || errors.Is(err, errNotConnected) {
 			return
 		}

@@ -14,5 +14,6 @@ func (i *Intercept) SetClone(pods []netip.Addr) {
 	if now := i.target.Load(); now == nil || slices.Equal(now.Addresses, pods) {
 		return
 	}
+	i.log.Info("the clone's pods", "ready", pods)
 	i.target.Update(func(now **api.ClonePods) { *now = &api.ClonePods{Addresses: pods} })
 }

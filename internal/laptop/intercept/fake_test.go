@@ -868,6 +868,13 @@ func (a *fakeAgent) rejections() int {
 	return a.rejected
 }
 
+func (w *world) config(key *ecdsa.PrivateKey, spec api.InterceptSpec) Config {
+	return Config{
+		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: key,
+		Progress: func(api.Event) {}, Logger: w.logger,
+	}
+}
+
 // begin runs an intercept until the test ends or stop is called. It returns once the intercept has begun, or with Run's
 // error.
 func begin(t *testing.T, w *world, spec api.InterceptSpec) (i *Intercept, stop func() error, err error) {
@@ -877,10 +884,7 @@ func begin(t *testing.T, w *world, spec api.InterceptSpec) (i *Intercept, stop f
 
 func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSpec) (i *Intercept, stop func() error, err error) {
 	t.Helper()
-	i, err = newIntercept(Config{
-		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: key,
-		Progress: func(api.Event) {}, Logger: w.logger,
-	}, w, w.dynamic())
+	i, err = newIntercept(w.config(key, spec), w, w.dynamic())
 	if err != nil {
 		t.Fatal(err)
 	}

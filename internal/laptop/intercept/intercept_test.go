@@ -30,6 +30,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wakeup"
 )
 
 // all returns an error unless there are n pods, all of them intercepted.
@@ -297,6 +298,38 @@ func TestAgentThatFailsAndEndsIsOneFailure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := all(i, 1)(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A clone whose pod was ready for a moment receives nothing: its intercept has not begun.
+func TestInterceptBeginsOnceTheCloneReceives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		cfg := w.config(newKey(t), api.InterceptSpec{Mode: api.ModeEphemeral})
+		cfg.Clone = true
+		i, err := newIntercept(cfg, w, w.dynamic())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer wakeup.Go(t.Context(), func(ctx context.Context) {
+			if err := i.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})()
+		time.Sleep(5 * time.Second)
+		select {
+		case <-i.Begun():
+			t.Error("it has begun without a pod of the clone")
+		default:
+		}
+		if p := i.Status().Pods[0]; p.Intercepted || p.Reason != "no pod of the clone is ready" {
+			t.Errorf("%+v", p)
+		}
+		i.SetClone([]netip.Addr{netip.MustParseAddr("10.244.1.9")})
+		<-i.Begun()
 		if err := all(i, 1)(); err != nil {
 			t.Error(err)
 		}

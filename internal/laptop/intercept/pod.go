@@ -127,6 +127,8 @@ func (c *podIntercept) reason() string {
 		return ""
 	case c.failed != nil:
 		return c.failed.Error()
+	case c.linked.claimed && c.linked.away:
+		return "no pod of the clone is ready"
 	case c.session != nil && c.linked.err != nil:
 		return c.phase.String() + ": " + c.linked.err.Error()
 	case c.session == nil && c.i.rollout != nil && c.runs() && !c.placed() && c.i.rollout.created(c.pod, c.i.allPods()):
@@ -438,9 +440,10 @@ func (c *podIntercept) newSession(g api.AgentInfo) *agentSession {
 		})
 	}
 	l.change = func(change func(*sessionState)) { update(nil, change) }
-	l.answered = func(rejection *api.Error) {
+	l.answered = func(pods *api.ClonePods, rejection *api.Error) {
 		update(rejection, func(st *sessionState) {
 			st.claimed, st.err = rejection == nil, nil
+			st.away = pods != nil && len(pods.Addresses) == 0
 			if rejection != nil {
 				st.err = rejection
 			}
@@ -497,9 +500,12 @@ func (c *podIntercept) waitsForOwnClaim() bool {
 	})
 }
 
-// verify waits until the agent has the claim, and probes the pod. If the probe does not arrive, it releases the claim.
+// verify waits until the agent sends requests here or to the clone, and probes the pod. If the probe does not arrive, it
+// releases the claim.
 func (c *podIntercept) verify(ctx context.Context) error {
-	if err := c.i.await(ctx, func() bool { return c.linked.claimed && c.linked.attached && c.runs() }); err != nil {
+	if err := c.i.await(ctx, func() bool {
+		return c.linked.claimed && c.linked.attached && !c.linked.away && c.runs()
+	}); err != nil {
 		return err
 	}
 	if err := c.i.verifyPod(ctx, c); err != nil {
