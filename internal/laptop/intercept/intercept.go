@@ -459,8 +459,12 @@ func (i *Intercept) waitForPod(ctx context.Context, c *podIntercept) (intercepte
 		intercepted, cause = c.phase == verified, c.failed
 		if err != nil && ctx.Err() == nil {
 			cause = api.Errorf(api.ExitInject, "the agent in pod %s does not answer: %s", c.name, c.reason())
-			if rejection := c.linked.err; c.waitsForOwnClaim() {
-				cause = rejection
+			switch {
+			case c.waitsForOwnClaim():
+				cause = c.linked.err
+			case c.linked.away:
+				cause = api.Errorf(api.ExitNotReady, "no pod of the clone stays ready").
+					WithHint("`kubevpn clone --no-traffic` starts it without requests, so that `kubectl logs` shows why.")
 			}
 		}
 		i.mu.Unlock()

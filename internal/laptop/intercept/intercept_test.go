@@ -336,6 +336,21 @@ func TestInterceptBeginsOnceTheCloneReceives(t *testing.T) {
 	})
 }
 
+func TestInterceptFailsIfTheCloneDoesNotStayReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		cfg := w.config(newKey(t), api.InterceptSpec{Mode: api.ModeEphemeral})
+		cfg.Clone = true
+		i, err := newIntercept(cfg, w, w.dynamic())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := api.AsError(i.Run(t.Context())); e == nil || e.Code != api.ExitNotReady || e.Message != "no pod of the clone stays ready" {
+			t.Errorf("%+v", e)
+		}
+	})
+}
+
 func TestInterceptWaitsForFirstPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
