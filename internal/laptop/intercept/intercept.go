@@ -464,7 +464,7 @@ func (i *Intercept) waitForPod(ctx context.Context, c *podIntercept) (intercepte
 				cause = c.linked.err
 			case c.linked.away:
 				cause = api.Errorf(api.ExitNotReady, "no pod of the clone stays ready").
-					WithHint("`kubevpn clone --no-traffic` starts it without requests, so that `kubectl logs` shows why.")
+					WithHint("`kubevpn clone --no-traffic` starts it without requests; `kubectl logs` then shows why.")
 			}
 		}
 		i.mu.Unlock()

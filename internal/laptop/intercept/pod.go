@@ -500,8 +500,8 @@ func (c *podIntercept) waitsForOwnClaim() bool {
 	})
 }
 
-// verify waits until the agent sends requests here or to the clone, and probes the pod. If the probe does not arrive, it
-// releases the claim.
+// verify waits until the agent sends requests here or to the clone, and probes the pod. If the probe does not arrive,
+// it releases the claim.
 func (c *podIntercept) verify(ctx context.Context) error {
 	if err := c.i.await(ctx, func() bool {
 		return c.linked.claimed && c.linked.attached && !c.linked.away && c.runs()
