@@ -186,7 +186,7 @@ func (f *watcher) keepTemplate(ctx context.Context, now *workloads.Workload) err
 	if err := i.rollout.undo(ctx); err != nil {
 		return err
 	}
-	r, err := startRollout(ctx, writer{i.pods, i.objects, now}, i.container, i.claimed(now), i.agent())
+	r, err := i.startRollout(ctx, now)
 	if err != nil {
 		return err
 	}

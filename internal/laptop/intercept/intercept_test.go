@@ -628,6 +628,12 @@ func TestRolloutThatCannotHappenFails(t *testing.T) {
 		{"quota", api.ModeAuto, func(w *world, _ map[string]any) {
 			w.obstacle = "exceeded quota: must specify limits.cpu for: kubevpn-agent-1"
 		}, "creates no pod of deployment/web with the agent: exceeded quota: must specify limits.cpu", 30 * time.Second},
+		{"quota_in_the_second_in_which_the_pods_began", api.ModeSidecar, func(w *world, _ map[string]any) {
+			for _, p := range w.list {
+				p.CreationTimestamp = metav1.Now()
+			}
+			w.obstacle = "exceeded quota: must specify limits.cpu for: kubevpn-agent-1"
+		}, "creates no pod of deployment/web with the agent: exceeded quota: must specify limits.cpu", 30 * time.Second},
 		{"slow_by_the_spec", api.ModeSidecar, func(_ *world, spec map[string]any) { spec["minReadySeconds"] = int64(600) }, "only after 600 s \\(minReadySeconds\\)", 0},
 		{"template_refused", api.ModeSidecar, func(w *world, _ map[string]any) {
 			w.refuses = apierrors.NewForbidden(schema.GroupResource{Resource: "deployments"}, "web", errors.New("admission webhook \"p\" denied the request:\n only approved containers"))

@@ -93,6 +93,7 @@ func TestSidecarKeepsSidecarOfOtherKey(t *testing.T) {
 		if err := i.read(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		i.update(nil, nil) // no pod
 		if err := i.rollOut(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -212,7 +212,7 @@ func (i *Intercept) claimed(w *workloads.Workload) (claimed []workloads.Port) {
 // rollOut adds the agent to the workload's template, and patches the Services that need not wait for the rollout.
 func (i *Intercept) rollOut(ctx context.Context) error {
 	done := i.step("Adding the agent to the template of %s", i.cfg.Workload)
-	r, err := startRollout(ctx, writer{i.pods, i.objects, i.workload}, i.container, i.claimed(i.workload), i.agent())
+	r, err := i.startRollout(ctx, i.workload)
 	if err != nil {
 		return err
 	}
@@ -230,13 +230,17 @@ type rollout struct {
 	writer
 	hash  string // of the owner's key
 	plan  sidecarPlan
-	since time.Time // when the template changed, by the API server's clock; zero: unknown
+	since time.Time     // when the template changed, by the API server's clock, in whole seconds; zero: unknown
+	early []*corev1.Pod // that were there before
 }
 
 // created reports whether the pod is of the changed template: it was created since, with a hash of the template that no
 // earlier pod has.
 func (r *rollout) created(p *corev1.Pod, all []*corev1.Pod) bool {
-	early := func(p *corev1.Pod) bool { return p.CreationTimestamp.Time.Before(r.since) }
+	early := func(p *corev1.Pod) bool {
+		return p.CreationTimestamp.Time.Before(r.since) ||
+			slices.ContainsFunc(r.early, func(e *corev1.Pod) bool { return e.UID == p.UID })
+	}
 	hash := func(p *corev1.Pod) string {
 		return cmp.Or(p.Labels[appsv1.DefaultDeploymentUniqueLabelKey], p.Labels[appsv1.ControllerRevisionHashLabelKey],
 			p.Labels["rollouts-pod-template-hash"])
@@ -246,17 +250,20 @@ func (r *rollout) created(p *corev1.Pod, all []*corev1.Pod) bool {
 }
 
 // startRollout adds the agent to the template. Its container is beside the one that listens on the claimed ports.
-func startRollout(ctx context.Context, w writer, container string, claimed []workloads.Port,
-	a workloads.Agent) (*rollout, error) {
-	r := &rollout{writer: w, hash: a.Owner}
+func (i *Intercept) startRollout(ctx context.Context, w *workloads.Workload) (*rollout, error) {
+	if err := i.await(ctx, func() bool { return i.listed }); err != nil {
+		return nil, err
+	}
+	agent, claimed := i.agent(), i.claimed(w)
+	r := &rollout{writer: writer{i.pods, i.objects, w}, hash: agent.Owner, early: i.latestPods()}
 	var err error
-	r.since, err = w.template(ctx, func(template map[string]any) (map[string]any, error) {
+	r.since, err = r.template(ctx, func(template map[string]any) (map[string]any, error) {
 		// Remove the agent of this owner's earlier intercept, whose daemon may have been killed.
 		without, _, err := undoSidecar(template, r.hash)
 		if err != nil {
 			return nil, err
 		}
-		r.plan, err = planSidecar(without, container, claimed, a)
+		r.plan, err = planSidecar(without, i.container, claimed, agent)
 		return r.plan.template, err
 	})
 	if err != nil {
