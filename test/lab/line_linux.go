@@ -17,6 +17,7 @@ type Line struct {
 	RTT   time.Duration // there and back, without a queue
 	Rate  float64       // bits a second; 0: no limit
 	Loss  float64       // the part of the packets that is lost, 0 to 1
+	Burst float64       // mean number of packets that are lost one after the other (Gilbert 1960); 0: each by itself
 	Queue time.Duration // maximum time of a packet in the queue; 0: LineQueue
 }
 
@@ -28,6 +29,9 @@ func (line Line) String() string {
 	}
 	if line.Loss > 0 {
 		s += fmt.Sprintf(", %g %% loss", 100*line.Loss)
+	}
+	if line.Burst > 0 {
+		s += fmt.Sprintf(" in bursts of %g", line.Burst)
 	}
 	return s
 }
@@ -142,16 +146,18 @@ func (line Line) carry(from *os.File, packets chan<- linePacket) {
 	defer close(packets)
 	idle := time.Now() // the time when the queue will be empty
 	buf := make([]byte, lineMTU)
+	losing := false
 	for {
 		n, err := from.Read(buf)
 		if err != nil {
 			return
 		}
+		losing = rand.Float64() < line.loses(losing)
 		now := time.Now()
 		if idle.Before(now) {
 			idle = now
 		}
-		if rand.Float64() < line.Loss || idle.Sub(now) > line.Queue {
+		if losing || idle.Sub(now) > line.Queue {
 			continue
 		}
 		if line.Rate > 0 {
@@ -162,6 +168,17 @@ func (line Line) carry(from *os.File, packets chan<- linePacket) {
 		default: // the line is unlimited, and its channel is full
 		}
 	}
+}
+
+// loses returns the probability that a packet is lost. after reports whether the packet before it was.
+func (line Line) loses(after bool) float64 {
+	switch {
+	case line.Burst == 0:
+		return line.Loss
+	case after:
+		return 1 - 1/line.Burst
+	}
+	return line.Loss / (1 - line.Loss) / line.Burst
 }
 
 // deliver writes packets to the other end when they are due.
