@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,23 +17,44 @@ import (
 	"kubevpn/test/lab"
 )
 
-// fewLines returns the lines that -only far measures, in less than ten minutes.
-func fewLines() []lab.Line {
-	return []lab.Line{
-		{RTT: 60 * time.Millisecond, Rate: 100e6},
-		{RTT: 150 * time.Millisecond, Rate: 50e6},
-		{RTT: 40 * time.Millisecond, Rate: 200e6, Loss: 0.001},
-		{RTT: 60 * time.Millisecond, Rate: 100e6, Loss: 0.01},
+// farLine is a line, and the congestion control of every TCP sender.
+type farLine struct {
+	lab.Line
+	congestion string
+}
+
+const bbr, cubic = "bbr", "cubic"
+
+// String returns "60ms, 100 Mb/s, CUBIC".
+func (l farLine) String() string { return l.Line.String() + ", " + strings.ToUpper(l.congestion) }
+
+// fewLines returns the lines that -only far measures.
+func fewLines() []farLine {
+	lines := []farLine{
+		{lab.Line{RTT: 60 * time.Millisecond, Rate: 100e6}, bbr},
+		{lab.Line{RTT: 60 * time.Millisecond, Rate: 100e6}, cubic},
+		{lab.Line{RTT: 150 * time.Millisecond, Rate: 50e6}, bbr},
+		{lab.Line{RTT: 40 * time.Millisecond, Rate: 200e6, Loss: 0.001}, bbr},
 	}
+	for _, line := range []lab.Line{
+		{RTT: 60 * time.Millisecond, Rate: 100e6, Loss: 0.01},
+		{RTT: 40 * time.Millisecond, Rate: 200e6, Loss: 0.05},
+		{RTT: 40 * time.Millisecond, Rate: 200e6, Loss: 0.1},
+	} {
+		for _, line.Burst = range []float64{0, 5} {
+			lines = append(lines, farLine{line, bbr}, farLine{line, cubic})
+		}
+	}
+	return lines
 }
 
 // allLines returns the lines that -only grid measures.
-func allLines() []lab.Line {
-	var lines []lab.Line
+func allLines() []farLine {
+	var lines []farLine
 	for _, rtt := range []time.Duration{20, 60, 150} {
 		for _, rate := range []float64{50e6, 200e6} {
 			for _, loss := range []float64{0, 0.001, 0.01} {
-				lines = append(lines, lab.Line{RTT: rtt * time.Millisecond, Rate: rate, Loss: loss})
+				lines = append(lines, farLine{lab.Line{RTT: rtt * time.Millisecond, Rate: rate, Loss: loss}, bbr})
 			}
 		}
 	}
@@ -43,6 +67,7 @@ var farPaths = []path{kernel, portForward, gvisorProxy}
 const (
 	besideDown    = "the same beside 2 downloads"
 	besideUp      = "the same beside 2 uploads"
+	besideTail    = "99 % of these are shorter than"
 	quicRow       = "QUIC (HTTP/3) down, 1 flow"
 	roundTripsRow = "connect: round trips"
 )
@@ -68,16 +93,27 @@ func (m measurement) takes(p path) bool { return m.row != quicRow || p == kernel
 // `kubectl port-forward` over the same line.
 type far struct {
 	*bench
-	lines []lab.Line
+	lines []farLine
+	match *regexp.Regexp // of the rows to measure: "60ms, 100 Mb/s, BBR: up, 1 flow"
+}
+
+// measures reports whether anything on the line is to be measured.
+func (b *far) measures(line farLine) bool {
+	return slices.ContainsFunc(farMeasurements, func(m measurement) bool {
+		return b.match.MatchString(onLine(line, m.row))
+	})
 }
 
 func (b *far) run(ctx context.Context) (*farReport, error) {
-	r := &farReport{report: newReport(thisMachine(), b.each), lines: b.lines, rounds: b.rounds}
+	lines := slices.DeleteFunc(b.lines, func(line farLine) bool { return !b.measures(line) })
+	r := &farReport{report: newReport(thisMachine(), b.each), lines: lines, rounds: b.rounds}
 	return r, b.onLab(ctx, func(ctx context.Context) error {
-		if err := b.measureConnect(ctx, r.report); err != nil {
-			return err
+		if b.match.MatchString(roundTripsRow) {
+			if err := b.measureConnect(ctx, r.report); err != nil {
+				return err
+			}
 		}
-		for _, line := range b.lines {
+		for _, line := range lines {
 			if err := b.measureLine(ctx, r, line); err != nil {
 				return fmt.Errorf("%s: %w", line, err)
 			}
@@ -87,8 +123,8 @@ func (b *far) run(ctx context.Context) (*farReport, error) {
 }
 
 // over measures on a line.
-func (b *far) over(ctx context.Context, line lab.Line, measure func(context.Context) error) (err error) {
-	stop, err := b.Stretch(line)
+func (b *far) over(ctx context.Context, line farLine, measure func(context.Context) error) (err error) {
+	stop, err := b.Stretch(line.Line)
 	if err != nil {
 		return err
 	}
@@ -106,7 +142,29 @@ func (b *far) over(ctx context.Context, line lab.Line, measure func(context.Cont
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("ip route: %w: %s", err, out)
 	}
+	if err := b.control(ctx, line.congestion); err != nil {
+		return err
+	}
 	return measure(ctx)
+}
+
+// control sets the congestion control of new connections of the laptop, the nodes and both pods.
+func (b *far) control(ctx context.Context, congestion string) error {
+	set := []string{"sysctl", "-qw", "net.ipv4.tcp_congestion_control=" + congestion}
+	cmds := []*exec.Cmd{b.inPod(ctx, b.pod, set...), b.inPod(ctx, b.twin, set...)}
+	for _, place := range []string{"laptop", "node1", "node2", "node3"} {
+		cmd, err := b.Command(ctx, place, set...)
+		if err != nil {
+			return err
+		}
+		cmds = append(cmds, cmd)
+	}
+	for _, cmd := range cmds {
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(set, " "), err, out)
+		}
+	}
+	return nil
 }
 
 // measureConnect counts the round trips of `kubevpn connect` while the daemon, the helper and the manager run. It
@@ -114,7 +172,7 @@ func (b *far) over(ctx context.Context, line lab.Line, measure func(context.Cont
 func (b *far) measureConnect(ctx context.Context, r *report) error {
 	const near, distant = 20 * time.Millisecond, 200 * time.Millisecond
 	for _, rtt := range []time.Duration{near, distant} {
-		err := b.over(ctx, lab.Line{RTT: rtt, Rate: 1e9}, func(ctx context.Context) error {
+		err := b.over(ctx, farLine{lab.Line{RTT: rtt, Rate: 1e9}, bbr}, func(ctx context.Context) error {
 			for i := range b.rounds + 3 {
 				start := time.Now()
 				if out, err := b.connect(ctx, "--netstack", "gvisor"); err != nil {
@@ -140,7 +198,7 @@ func (b *far) measureConnect(ctx context.Context, r *report) error {
 }
 
 // measureLine makes all measurements on one line, by every path in each round.
-func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) error {
+func (b *far) measureLine(ctx context.Context, r *farReport, line farLine) error {
 	return b.over(ctx, line, func(ctx context.Context) error {
 		if err := b.connectBy(ctx, "gvisor", "api-proxy"); err != nil {
 			return err
@@ -159,6 +217,9 @@ func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) erro
 			for _, m := range farMeasurements {
 				row := m
 				row.row = onLine(line, m.row)
+				if !b.match.MatchString(row.row) {
+					continue
+				}
 				for _, p := range farPaths {
 					if !m.takes(p) {
 						continue
@@ -170,7 +231,10 @@ func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) erro
 					if err != nil {
 						return fmt.Errorf("%s, %s: %w", m.row, p, err)
 					}
-					say("%s: %s, %s: %.1f", line, m.row, p, m.value(got))
+					if m.row == besideDown {
+						r.add(onLine(line, besideTail), p, got.P99us/1e3)
+					}
+					say("%s: %s, %s: %.1f (99 %%: %.1f)", line, m.row, p, m.value(got), got.P99us/1e3)
 				}
 			}
 		}
@@ -225,12 +289,12 @@ func (b *far) carried(ctx context.Context) (int, error) {
 }
 
 // onLine is a row of the report for one line.
-func onLine(line lab.Line, row string) string { return line.String() + ": " + row }
+func onLine(line farLine, row string) string { return line.String() + ": " + row }
 
 // farReport has a table for each line.
 type farReport struct {
 	*report
-	lines  []lab.Line
+	lines  []farLine
 	rounds int
 }
 
@@ -246,7 +310,7 @@ func (r *farReport) render() string {
 	return b.String()
 }
 
-func (r *farReport) table(b *strings.Builder, line lab.Line) {
+func (r *farReport) table(b *strings.Builder, line farLine) {
 	head := []string{""}
 	for _, p := range farPaths {
 		head = append(head, string(p))

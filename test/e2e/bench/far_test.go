@@ -13,9 +13,9 @@ import (
 )
 
 func TestFarTablesHaveALineForEachMeasurement(t *testing.T) {
-	line := lab.Line{RTT: 60 * time.Millisecond, Rate: 100e6, Loss: 0.001}
+	line := farLine{lab.Line{RTT: 60 * time.Millisecond, Rate: 100e6, Loss: 0.001}, bbr}
 	r := &farReport{report: newReport(machine{"2026-01-02", "Abacus 3000", 2, 25.3e9, "6.1.0"}, 4*time.Second),
-		lines: []lab.Line{line}, rounds: 1}
+		lines: []farLine{line}, rounds: 1}
 	for i, m := range farMeasurements {
 		for j, p := range farPaths {
 			r.add(onLine(line, m.row), p, float64(10*(i+1)+j))
@@ -25,7 +25,7 @@ func TestFarTablesHaveALineForEachMeasurement(t *testing.T) {
 	tables := r.render()
 	for _, want := range []string{
 		"takes 9.4 round trips",
-		"\n60ms, 100 Mb/s, 0.1 % loss:\n",
+		"\n60ms, 100 Mb/s, 0.1 % loss, BBR:\n",
 		"| the same beside 2 downloads (ms) | 50.0 | 51.0 | 52.0 | 1.04 | 1.02 |\n",
 	} {
 		if !strings.Contains(tables, want) {

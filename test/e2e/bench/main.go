@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"regexp"
 	"time"
 )
 
@@ -35,6 +36,8 @@ func run() int {
 		"the file whose tables are written; the plots go into the folder of that name, without .md")
 	only := flag.String("only", "", "measure only this: datagrams; requests; recording; diff; far or grid, lines "+
 		"that are slow, far or lossy, of which grid takes an hour; or intercepts, which writes no file")
+	match := flag.String("match", "", "with -only far or grid: measure only the rows that this regular expression "+
+		"matches, as in \"60ms, 100 Mb/s, BBR: up, 1 flow\"")
 	serve := flag.Int("serve", 0, "the port at which to serve the measurements in a pod (used by the program itself)")
 	name := flag.String("lab", "", "measure on this lab instead of a new one")
 	flag.Parse()
@@ -52,13 +55,17 @@ func run() int {
 		default:
 			return serveDatagrams(fmt.Sprintf(":%d", *serve))
 		}
+		rows, err := regexp.Compile(*match)
+		if err != nil {
+			return err
+		}
 		b := &bench{rounds: *rounds, each: time.Duration(*seconds * float64(time.Second)), labName: *name,
 			only: *only}
 		switch *only {
 		case "far":
-			return publish(ctx, &far{b, fewLines()}, *out)
+			return publish(ctx, &far{b, fewLines(), rows}, *out)
 		case "grid":
-			return publish(ctx, &far{b, allLines()}, *out)
+			return publish(ctx, &far{b, allLines(), rows}, *out)
 		case "datagrams":
 			return publish(ctx, part{b, datagramsBegin, datagramsEnd, (*report).renderDatagrams}, *out)
 		case "requests":
