@@ -7,8 +7,9 @@ import (
 
 // The link's reader calls the functions of this file for frames of the other end, so none of them blocks.
 
-// deliver handles a DATA frame: it copies b, or keeps seg.
-func (s *Stream) deliver(b []byte, seg *segment) error {
+// deliver handles a DATA or STRIPE frame that link l has received: it copies b, or keeps seg. at is the offset of a
+// STRIPE frame, which always has a seg, and nil for DATA.
+func (s *Stream) deliver(l *link, b []byte, seg *segment, at *uint64) error {
 	cost := len(b)
 	if seg != nil {
 		cost = seg.w
@@ -34,10 +35,10 @@ func (s *Stream) deliver(b []byte, seg *segment) error {
 		s.mu.Unlock()
 		return fmt.Errorf("%w: data beyond the window, after FIN or before ANSWER", ErrProtocol)
 	}
-	if s.l.unread.full {
-		s.l.account() // much may have been read since
+	if l.unread.full {
+		l.account() // much may have been read since
 	}
-	if s.l.unread.full && s.queue.grows(len(b)+2, seg) {
+	if l.unread.full && s.queue.grows(len(b)+2, seg) {
 		s.mu.Unlock()
 		if seg != nil {
 			seg.free()
@@ -46,24 +47,37 @@ func (s *Stream) deliver(b []byte, seg *segment) error {
 		s.Reset()
 		return nil
 	}
-	defer s.mu.Unlock()
-	held := s.queue.held
+	held := s.queue.held + s.early.held
 	s.outstanding -= cost
-	switch {
-	case seg != nil:
-		s.queue.push(seg)
-	case s.datagrams:
-		s.queue.write(binary.BigEndian.AppendUint16(make([]byte, 0, 2), uint16(len(b))))
-		s.queue.write(b)
-	default:
-		s.queue.write(b)
+	if at != nil {
+		s.early.add(*at, seg)
+	} else {
+		s.enqueue(b, seg)
+		s.arrived += uint64(cost)
 	}
-	s.l.unread.kept += s.queue.held - held
-	if s.l.unread.kept >= accountEvery {
-		s.l.account()
+	complete, err := s.join()
+	l.unread.kept += s.queue.held + s.early.held - held
+	if l.unread.kept >= accountEvery {
+		l.account()
 	}
 	s.canRead.Broadcast()
-	return nil
+	s.mu.Unlock()
+	if complete {
+		s.onFin(CodeOK)
+	}
+	return err
+}
+
+// enqueue makes the payload of a DATA frame readable. Call with mu held.
+func (s *Stream) enqueue(b []byte, seg *segment) {
+	if seg != nil {
+		s.queue.push(seg)
+		return
+	}
+	if s.datagrams {
+		s.queue.write(binary.BigEndian.AppendUint16(make([]byte, 0, 2), uint16(len(b))))
+	}
+	s.queue.write(b)
 }
 
 // account counts the memory of the link's unread data in the session's budget. Only the reader calls it, and seldom:
@@ -109,6 +123,22 @@ func (s *Stream) onFin(code Code) {
 	s.over(s.datagrams, true)
 }
 
+// onStripedFin handles the FIN of a striped stream, which may overtake its data.
+func (s *Stream) onStripedFin(length uint64) error {
+	s.mu.Lock()
+	if s.ending || s.readEnded || s.datagrams {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: a second FIN, or the length of datagrams", ErrProtocol)
+	}
+	s.ending, s.end = true, length
+	complete, err := s.join()
+	s.mu.Unlock()
+	if complete {
+		s.onFin(CodeOK)
+	}
+	return err
+}
+
 func (s *Stream) onWindow(more uint32) error {
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()
@@ -125,7 +155,15 @@ func (s *Stream) stopWriting(err error) {
 	if s.writeErr == nil {
 		s.writeErr = err
 	}
+	s.wakeWriter()
+}
+
+// wakeWriter makes a blocked Write look whether it must end. Call with l.mu held.
+func (s *Stream) wakeWriter() {
 	s.canWrite.Broadcast()
+	if s.burst.wake != nil {
+		s.burst.wake.Raise()
+	}
 }
 
 // abort ends both halves with err, which came from the other end or the session.
@@ -141,6 +179,7 @@ func (s *Stream) abort(err error) {
 		close(s.gone)
 	}
 	s.aborted = true
+	s.l.free(s.early.drop()) // what precedes it will not come
 	s.canRead.Broadcast()
 	s.mu.Unlock()
 	s.over(true, true)

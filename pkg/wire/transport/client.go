@@ -402,8 +402,12 @@ func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*
 		h.Flags = flagFirst
 	}
 	l.mu.Unlock()
+	if l.index > 0 && l.index < c.cfg.Links {
+		h.Flags |= flagBulk
+	}
 	r, err := shake(ctx, conn, h)
 	if err == nil {
+		l.load.bulk.Store(h.Flags&r.Flags&flagBulk != 0)
 		var ca *linkConn
 		if ca, err = l.attach(conn, path, r.Received); err == nil {
 			return ca, nil

@@ -5,13 +5,14 @@ import (
 	"time"
 )
 
-// deadline wakes the waiters of a condition at a point in time. The condition's lock guards it.
+// deadline wakes waiters at a point in time. Their lock guards it.
 type deadline struct {
 	at    time.Time
 	timer *time.Timer
 }
 
-func (d *deadline) set(at time.Time, c *sync.Cond) {
+// set calls wake now and at a point in time, with the lock held. Call with it held.
+func (d *deadline) set(at time.Time, lock sync.Locker, wake func()) {
 	if d.timer != nil {
 		d.timer.Stop()
 		d.timer = nil
@@ -22,12 +23,12 @@ func (d *deadline) set(at time.Time, c *sync.Cond) {
 	}
 	if wait := time.Until(at); wait > 0 {
 		d.timer = time.AfterFunc(wait, func() {
-			c.L.Lock()
-			defer c.L.Unlock()
-			c.Broadcast()
+			lock.Lock()
+			defer lock.Unlock()
+			wake()
 		})
 	}
-	c.Broadcast()
+	wake()
 }
 
 func (d *deadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }

@@ -19,6 +19,7 @@ import (
 //	       │ drains    │ the path as it is         │ of what is sent now ends the drain
 type delay struct {
 	far   atomic.Bool           // base is at least nearby
+	lost  atomic.Int64          // when a lost packet was noticed, in Unix nanoseconds
 	drain atomic.Pointer[drain] // the drain in progress
 
 	mu       sync.Mutex
@@ -28,6 +29,11 @@ type delay struct {
 	usual    time.Duration // moving average of shown
 	last     time.Time     // when the last drain began
 	drains   int
+
+	// The least round trips of probes in this window of time and the one before.
+	line, lineBefore time.Duration
+	window           time.Time // when this one began
+	asked            time.Time // when the last probe was sent
 }
 
 const (
@@ -35,6 +41,7 @@ const (
 	leastTarget = 10 * time.Millisecond
 	mostTarget  = 25 * time.Millisecond
 	drainEvery  = 2 * time.Second
+	lossTime    = time.Minute           // for which a path counts as lossy after a loss
 	drainSlack  = 10 * time.Millisecond // for what delays acknowledgements
 )
 
@@ -55,19 +62,21 @@ func (d *delay) unloaded() time.Duration { return max(d.base, d.usual-target(d.b
 func (d *delay) reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.base, d.previous, d.shown, d.usual = 0, 0, 0, 0
+	d.base, d.previous, d.shown, d.usual, d.line, d.lineBefore = 0, 0, 0, 0, 0, 0
 	d.far.Store(false)
 	d.drain.Store(nil)
 }
 
-// sample records the round trip of bytes that were sent at a time.
-func (d *delay) sample(rtt time.Duration, sent time.Time) {
+// sample records the round trip of bytes that were sent at a time. held reports that lost packets may have held up the
+// bytes, and that probes show the path.
+func (d *delay) sample(rtt time.Duration, sent time.Time, held bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.base, d.previous = lesser(d.base, rtt), lesser(d.previous, rtt)
 	if now := d.drain.Load(); now != nil {
 		switch {
 		case sent.Before(now.clear):
+		case held:
 		case sent.Before(now.until):
 			d.shown = lesser(d.shown, rtt)
 		default:
@@ -82,6 +91,40 @@ func (d *delay) sample(rtt time.Duration, sent time.Time) {
 		}
 	}
 	d.far.Store(d.base >= nearby)
+}
+
+// probed records the round trip of a ping of a link that is not for bulk: that of the line, with the queue there, but
+// without the buffers before it, and seldom behind a lost packet.
+func (d *delay) probed(rtt time.Duration, sent time.Time) {
+	d.sample(rtt, sent, false)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.turn(time.Now())
+	d.line = lesser(d.line, rtt)
+}
+
+// turn begins a new window of probes when it is time. Call with mu held.
+func (d *delay) turn(now time.Time) {
+	switch passed, width := now.Sub(d.window), max(3*d.base, spanTime); {
+	case passed > 2*width:
+		d.line, d.lineBefore, d.window = 0, 0, now
+	case passed > width:
+		d.line, d.lineBefore, d.window = 0, d.line, now
+	}
+}
+
+// lossy reports whether the path has lost packets lately.
+func (d *delay) lossy(now time.Time) bool { return now.UnixNano()-d.lost.Load() < int64(lossTime) }
+
+// ask reports whether it is time for another probe.
+func (d *delay) ask(now time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now.Sub(d.asked) < max(d.base/2, pauseTime) {
+		return false
+	}
+	d.asked = now
+	return true
 }
 
 func lesser(known, new time.Duration) time.Duration {

@@ -68,7 +68,7 @@ func TestCloseWhileDataArrives(t *testing.T) {
 			t.Fatal(err)
 		}
 		delivered := make(chan error, 1)
-		go func() { delivered <- st.deliver([]byte("x"), nil) }()
+		go func() { delivered <- st.deliver(l, []byte("x"), nil, nil) }()
 		st.Close()
 		if err := <-delivered; err != nil {
 			t.Fatal(err)

@@ -54,7 +54,8 @@ type round struct {
 	began   time.Time
 	acked   uint64        // when it began
 	rtt     time.Duration // the least so far
-	limited bool          // a writer has waited for the limit
+	most    time.Duration
+	limited bool // a writer has waited for the limit
 }
 
 // span is the time in which a link looks for the shortest round trip before it changes the limit. It is longer than
@@ -65,14 +66,15 @@ type span struct {
 	took   time.Duration // by its rounds
 	acked  uint64        // bytes, in its rounds
 	rtt    time.Duration // the least
+	most   time.Duration
 }
 
 // add adds a round that took the time took and acknowledged acked bytes. It reports whether the span is long enough.
-func (s *span) add(rtt, took time.Duration, acked uint64) bool {
+func (s *span) add(r round, took time.Duration, acked uint64) bool {
 	s.rounds++
 	s.took += took
 	s.acked += acked
-	s.rtt = lesser(s.rtt, rtt)
+	s.rtt, s.most = lesser(s.rtt, r.rtt), max(s.most, r.most)
 	return s.rounds >= spanRounds && s.took >= spanTime
 }
 
@@ -87,6 +89,7 @@ const (
 	spanTime     = 250 * time.Millisecond
 	pauseTime    = 10 * time.Millisecond // without an acknowledgement, until it counts as late
 	mostPause    = 250 * time.Millisecond
+	mostHoles    = 3 // round trips for which lost packets hold up others
 )
 
 func newFlight() flight { return flight{limit: firstFlight, least: leastFlight, startup: true} }
@@ -162,10 +165,17 @@ func (l *link) landed(now time.Time) {
 	if n == 0 {
 		return
 	}
+	f.round.most = max(f.round.most, now.Sub(f.marks[0].at))
 	f.marks = append(f.marks[:0], f.marks[n:]...)
 	rtt := now.Sub(newest.at)
-	l.delay().sample(rtt, newest.at)
+	l.delay().sample(rtt, newest.at, l.load.bulk.Load())
 	f.round.rtt = lesser(f.round.rtt, rtt)
+	if rtt > 2*time.Duration(l.load.rtt.Load())+leastRTO && l.delay().far.Load() {
+		l.delay().lost.Store(now.UnixNano())
+	}
+	if l.load.bulk.Load() && l.delay().ask(now) {
+		l.session.probeLine()
+	}
 	if l.out.acked < f.round.end {
 		return
 	}
@@ -183,6 +193,8 @@ func (l *link) adapt(now time.Time) {
 	f, d := &l.flight, l.delay()
 	d.mu.Lock()
 	base, unloaded := d.base, d.unloaded()
+	d.turn(now)
+	line := lesser(d.line, d.lineBefore)
 	drains, draining, since := d.drains, d.drain.Load() != nil, now.Sub(d.last)
 	d.mu.Unlock()
 	if draining {
@@ -198,16 +210,19 @@ func (l *link) adapt(now time.Time) {
 	goal := unloaded + target(base)
 	if f.startup {
 		took := max(now.Sub(f.round.began), base) // the bytes that a lost packet held up arrive at once
-		l.double(f.round.rtt >= goal, goal, took)
+		rtt, holes := l.delays(f.round.rtt, f.round.most, base, line)
+		l.double(rtt >= goal, goal+holes, took)
 		return
 	}
-	if !f.span.add(f.round.rtt, now.Sub(f.round.began), l.out.acked-f.round.acked) {
+	if !f.span.add(f.round, now.Sub(f.round.began), l.out.acked-f.round.acked) {
 		return
 	}
-	rtt, rate := f.span.rtt, float64(f.span.acked)/f.span.took.Seconds()
+	rtt, holes := l.delays(f.span.rtt, f.span.most, base, line)
+	rate := float64(f.span.acked) / f.span.took.Seconds()
 	f.recent = max(rate, 0.8*f.recent+0.2*rate)
 	f.span = span{}
-	if f.empty++; rtt > unloaded+target(base)/2 {
+	queue := rtt - unloaded
+	if f.empty++; queue > target(base)/2 {
 		f.empty = 0
 	}
 	if f.empty == emptySpans { // the line has become faster, or the startup has ended early
@@ -215,10 +230,27 @@ func (l *link) adapt(now time.Time) {
 		return
 	}
 	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
+	if probed := l.load.bulk.Load() && line > 0; probed {
+		f.limit = min(f.limit, int(f.recent*(goal+holes).Seconds())+flightGrowth)
+		f.limit = max(f.limit, int(f.recent*base.Seconds()))
+	}
 	f.limit = min(max(f.limit, f.least), replayBuffer)
-	if since > max(drainEvery, 12*base) || rtt > goal+target(base) && since > 6*rtt {
+	if since > max(drainEvery, 12*base) && queue > target(base)/2 || rtt > goal+target(base) && since > 6*rtt {
 		d.begin(rtt, 6*rtt, now)
 	}
+}
+
+// delays returns the round trip with the queue, and for how much longer lost packets hold up what is behind them. least
+// and most are round trips of the link's bytes, and line that of probes, or 0.
+func (l *link) delays(least, most, base, line time.Duration) (rtt, holes time.Duration) {
+	if line == 0 || !l.load.bulk.Load() {
+		return least, 0
+	}
+	if most-least > base/2 {
+		holes = max(min(most-line, mostHoles*base), 0)
+		l.delay().lost.Store(time.Now().UnixNano())
+	}
+	return line, holes
 }
 
 // double adapts the limit during the startup. queued reports a queue, and took is the time of the round.

@@ -15,13 +15,14 @@ const (
 	frameOpen   = 1  // stream; payload: request
 	frameAnswer = 2  // stream; payload: code, reason
 	frameData   = 3  // stream; payload: bytes, or one datagram
-	frameFin    = 4  // stream; payload: nothing, or the code that ends datagrams
+	frameFin    = 4  // stream; payload: nothing, the code that ends datagrams, or the length of a striped stream
 	frameReset  = 5  // stream
 	frameWindow = 6  // stream; payload: how many more bytes may come, uint32
 	frameAck    = 7  // link; payload: bytes received so far, uint64
 	framePing   = 8  // link; payload: number, bytes received so far, two uint64
 	framePong   = 9  // link; payload: the ping's number, bytes received so far
 	frameClose  = 10 // link; ends the session
+	frameStripe = 11 // stream of another link; payload: that link, offset, bytes
 
 	headerLen  = 8
 	maxReason  = 512
@@ -56,7 +57,9 @@ func parseHeader(b *[headerLen]byte) (header, error) {
 	case frameData:
 		most = maxPayload
 	case frameFin:
-		most = 1
+		most = 8
+	case frameStripe:
+		least, most = stripeLen+1, maxPayload
 	case frameReset:
 	case frameWindow:
 		least, most = 4, 4

@@ -6,10 +6,14 @@ import (
 	"time"
 )
 
+// leastRTO is the least time after which Linux repeats a lone packet (TCP_RTO_MIN).
+const leastRTO = 200 * time.Millisecond
+
 // heartbeat is the state of the pings that detect a dead conn. link.mu guards it.
 type heartbeat struct {
-	timer            *time.Timer // runs while the link is attached
-	pinged           time.Time   // when the last ping was sent
+	timer            *time.Timer   // runs while the link is attached
+	pinged           time.Time     // when the last ping was sent
+	times            [16]time.Time // of the last pings, by number; zero: of an earlier conn
 	pingSeq, pongSeq uint64
 	deadline         time.Time // of Client.Probe; zero: none
 	rtts             [4]time.Duration
@@ -19,6 +23,7 @@ type heartbeat struct {
 func (l *link) ping(now time.Time) {
 	l.heart.pingSeq++
 	l.heart.pinged = now
+	l.heart.times[l.heart.pingSeq%16] = now
 	l.acks.sent = l.acks.received
 	l.control(framePing, 0, twoNumbers(l.heart.pingSeq, l.acks.received)...)
 }
@@ -36,14 +41,18 @@ func (l *link) onPing(seq, acked uint64) error {
 	return l.acked(acked)
 }
 
-// onPong measures the round trip, unless the pong answers an older ping, as after a replay.
+// onPong measures the round trip, unless the pong answers a ping of an earlier conn.
 func (l *link) onPong(seq, acked uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.heart.pongSeq = max(l.heart.pongSeq, seq)
-	if seq == l.heart.pingSeq {
+	if at := l.heart.times[seq%16]; l.heart.pingSeq-seq < 16 && !at.IsZero() {
+		rtt := max(time.Since(at), 1)
+		if l.conn != nil && !l.load.bulk.Load() {
+			l.delay().probed(rtt, at)
+		}
 		copy(l.heart.rtts[1:], l.heart.rtts[:])
-		l.heart.rtts[0] = max(time.Since(l.heart.pinged), 1)
+		l.heart.rtts[0] = rtt
 		least := l.heart.rtts[0]
 		for _, d := range l.heart.rtts[1:] {
 			if d > 0 {
@@ -122,10 +131,23 @@ func (l *link) onBeat() {
 	if !l.heart.deadline.IsZero() {
 		next = min(next, l.heart.deadline.Sub(now))
 	}
+	if l.out.acked < l.owed.end && l.delay().lossy(now) {
+		if late := now.Sub(l.owed.since); late < l.tail() {
+			next = min(next, l.tail()-late)
+		} else {
+			l.ping(now)
+			next = min(next, late)
+		}
+	}
 	l.heart.timer.Reset(min(next, t.Heartbeat))
 	l.mu.Unlock()
 	l.sweep(now)
 }
+
+// tail returns the time without an acknowledgement after which the link pings, again after twice that time, and so on,
+// on a path that loses packets. When the last packet of a burst is lost, no other follows that would tell the sender so:
+// TCP waits for 200 ms and two round trips (RFC 8985, tail loss probe; the least RTO of Linux). Call with mu held.
+func (l *link) tail() time.Duration { return max(time.Duration(l.load.rtt.Load())/4, pauseTime) }
 
 // probe drops the conn unless the link receives something within timeout.
 func (l *link) probe(timeout time.Duration) {

@@ -25,12 +25,15 @@ const magic = "kubevpn"
 // flagFirst in a hello means that the session, or the link in it, may be created if it is unknown.
 const flagFirst = 1
 
+// flagBulk in a hello means that the link is for bulk, and in the reply that the manager agrees (stripe.go).
+const flagBulk = 2
+
 // hello is the first message on every conn, from the laptop. It is written as it is, in network byte order.
 type hello struct {
 	Session  SessionID
 	Token    token
 	Link     uint8
-	Flags    uint8 // flagFirst; the others are ignored
+	Flags    uint8 // flagFirst, flagBulk; the others are ignored
 	_        [2]byte
 	Attempt  uint32 // grows with each conn of the link, so that a late one never replaces a newer one
 	Received uint64 // bytes that the laptop received on this link so far
@@ -39,7 +42,8 @@ type hello struct {
 // reply answers a hello.
 type reply struct {
 	Status   status
-	_        [7]byte
+	Flags    uint8 // flagBulk; the others are ignored
+	_        [6]byte
 	Received uint64 // bytes that the manager received on this link so far
 }
 

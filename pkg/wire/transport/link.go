@@ -23,7 +23,7 @@ import (
 // Two goroutines serve it. The sender writes what replay holds to the conn, unless a stream's writer has pushed its
 // few bytes by itself. The reader parses frames and never blocks on anything but the conn.
 //
-// Lock order: Stream.writers, handshake, mu, streams.mu, Session.mu, delay.mu. A goroutine that holds one may take
+// Lock order: Stream.writers, handshake, mu, streams.mu, Session.mu, bulk.mu, delay.mu. A goroutine that holds one may take
 // those to its right. Nobody holds another lock together with Stream.mu or Client.mu, and nobody holds mu
 // during a conn's Read or Write.
 type link struct {
@@ -95,6 +95,7 @@ type unread struct {
 // load is the part of a link's state that Session.choose and readers of streams read without its lock.
 type load struct {
 	up, born atomic.Bool  // attached now; attached before
+	bulk     atomic.Bool  // both ends use it for bulk
 	streams  atomic.Int64 // open streams
 	unacked  atomic.Int64 // bytes
 	incoming atomic.Int64 // when much arrived last, in nanoseconds since the session began
@@ -155,7 +156,7 @@ func (l *link) attach(conn net.Conn, path path, peerReceived uint64) (*linkConn,
 	l.conn = &linkConn{Conn: conn, path: path, born: now, last: now, dead: make(chan struct{})}
 	l.owed.since = now
 	l.flight = newFlight()
-	l.heart.rtts = [4]time.Duration{}
+	l.heart.rtts, l.heart.times = [4]time.Duration{}, [16]time.Time{}
 	l.heart.deadline = time.Time{}
 	l.conns++
 	l.load.born.Store(true)
@@ -341,15 +342,20 @@ func (l *link) frame(h header, payload []byte) {
 }
 
 // append appends a frame. The caller calls push. Call with mu held.
-func (l *link) append(h header, payload []byte) {
+func (l *link) append(h header, payload ...[]byte) {
 	var b [headerLen]byte
 	putHeader(&b, h)
 	due := h.kind != frameAck && h.kind != framePing && h.kind != framePong
 	if due && l.out.acked >= l.owed.end {
 		l.owed.since = time.Now()
+		if l.conn != nil && l.delay().lossy(l.owed.since) {
+			l.heart.timer.Reset(l.tail())
+		}
 	}
 	l.out.append(b[:])
-	l.out.append(payload)
+	for _, b := range payload {
+		l.out.append(b)
+	}
 	if due {
 		l.owed.end = l.out.end
 	}

@@ -60,8 +60,11 @@ func (r *receiver) acknowledge(h header) {
 
 func (r *receiver) frame(h header) error {
 	l := r.l
-	if h.kind == frameData {
+	switch h.kind {
+	case frameData:
 		return r.data(h)
+	case frameStripe:
+		return r.stripe(h)
 	}
 	l.account()
 	p := r.small[:h.length]
@@ -90,11 +93,16 @@ func (r *receiver) frame(h header) error {
 	case frameAnswer:
 		return s.onAnswer(Code(p[0]), string(p[1:]))
 	case frameFin:
-		code := CodeOK
-		if len(p) > 0 {
-			code = Code(p[0])
+		switch len(p) {
+		case 0:
+			s.onFin(CodeOK)
+		case 1:
+			s.onFin(Code(p[0]))
+		case 8:
+			return s.onStripedFin(binary.BigEndian.Uint64(p))
+		default:
+			return fmt.Errorf("%w: FIN of %d bytes", ErrProtocol, len(p))
 		}
-		s.onFin(code)
 	case frameReset:
 		s.abort(errPeerReset)
 	case frameWindow:
@@ -118,7 +126,7 @@ func (r *receiver) data(h header) error {
 		if err != nil {
 			return err
 		}
-		if err := s.deliver(b, nil); err != nil {
+		if err := s.deliver(r.l, b, nil, nil); err != nil {
 			return err
 		}
 		_, err = r.r.Discard(h.length)
@@ -137,5 +145,28 @@ func (r *receiver) data(h header) error {
 		seg.free()
 		return err
 	}
-	return s.deliver(nil, seg)
+	return s.deliver(r.l, nil, seg, nil)
+}
+
+// stripe delivers a STRIPE frame.
+func (r *receiver) stripe(h header) error {
+	p := r.small[:stripeLen]
+	if _, err := io.ReadFull(r.r, p); err != nil {
+		return err
+	}
+	s, at, n := r.l.session.stripedStream(int(p[0]), h.stream), binary.BigEndian.Uint64(p[1:]), h.length-stripeLen
+	if s == nil {
+		_, err := r.r.Discard(n)
+		return err
+	}
+	if s.datagrams {
+		return fmt.Errorf("%w: datagrams are striped", ErrProtocol)
+	}
+	seg := newSegment(n)
+	seg.w = n
+	if _, err := io.ReadFull(r.r, seg.buf[:n]); err != nil {
+		seg.free()
+		return err
+	}
+	return s.deliver(r.l, nil, seg, &at)
 }

@@ -15,29 +15,31 @@ type scheduler struct {
 	reserved int // bytes that were granted to writers which have not appended them yet
 }
 
-type waitHeap []*Stream
+type waitHeap []*turn
 
 func (h waitHeap) Len() int           { return len(h) }
-func (h waitHeap) Less(i, j int) bool { return h[i].turn.start < h[j].turn.start }
+func (h waitHeap) Less(i, j int) bool { return h[i].start < h[j].start }
 func (h waitHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].turn.place, h[j].turn.place = i, j
+	h[i].place, h[j].place = i, j
 }
 func (h *waitHeap) Push(x any) {
-	s := x.(*Stream)
-	s.turn.place = len(*h)
-	*h = append(*h, s)
+	t := x.(*turn)
+	t.place = len(*h)
+	*h = append(*h, t)
 }
 func (h *waitHeap) Pop() any {
 	old := *h
-	s := old[len(old)-1]
+	t := old[len(old)-1]
 	old[len(old)-1] = nil
 	*h = old[:len(old)-1]
-	return s
+	return t
 }
 
 // turn is a stream's part in the scheduling.
 type turn struct {
+	stream        *Stream
+	link          *link  // whose room was granted; of bulk only
 	start, finish uint64 // virtual
 	want          int    // bytes to append
 	granted       int    // bytes that may be appended now; 0: waiting
@@ -65,7 +67,8 @@ func (l *link) await(ctx context.Context, s *Stream, want int, whole bool) (int,
 		q.now, t.finish = t.start, t.start+uint64(n)
 		return n, nil
 	}
-	heap.Push(&q.waiting, s)
+	t.stream = s
+	heap.Push(&q.waiting, t)
 	for {
 		err := s.writeError()
 		if err == nil && ctx.Err() != nil {
@@ -105,11 +108,11 @@ func (l *link) share(t *turn) int {
 func (l *link) dispatch() {
 	q := &l.sched
 	for len(q.waiting) > 0 && l.room() {
-		s := heap.Pop(&q.waiting).(*Stream)
-		t := &s.turn
+		t := heap.Pop(&q.waiting).(*turn)
 		t.granted = l.share(t)
 		q.now, t.finish = t.start, t.start+uint64(t.granted)
 		q.reserved += t.granted
-		s.canWrite.Signal()
+		t.stream.canWrite.Signal()
 	}
+	l.session.bulk.grant(l)
 }

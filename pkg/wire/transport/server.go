@@ -254,8 +254,9 @@ func (s *Server) resume(session *Session, h hello, conn net.Conn, stop func() bo
 	case unknown:
 		return statusUnknown
 	}
+	l.load.bulk.Store(h.Flags&flagBulk != 0)
 	received := l.quiesce()
-	if _, err := conn.Write(marshalHandshake(reply{Status: statusOK, Received: received})); err != nil {
+	if _, err := conn.Write(marshalHandshake(reply{Status: statusOK, Flags: h.Flags & flagBulk, Received: received})); err != nil {
 		l.log.Info("conn lost in handshake", "error", err)
 		conn.Close()
 		return statusOK

@@ -33,6 +33,7 @@ type Session struct {
 	over    atomic.Bool   // overBudget has logged
 	prober  *prober       // the client's, if ClientConfig.Preferred is set
 	next    atomic.Uint32 // for choose
+	bulk    bulk
 	delays  [maxPaths]delay
 	rtts    [maxPaths]atomic.Int64 // nanoseconds, as load.rtt of the link that measured last
 
@@ -198,6 +199,7 @@ func (s *Session) linkUp(l *link) {
 func (s *Session) linkDown(l *link, err error) {
 	l.load.up.Store(false)
 	s.lessUp(err)
+	s.bulk.wakeAll()
 }
 
 // lessUp notes that one link less is attached. err is the reason; nil: the last one stands.
@@ -243,9 +245,20 @@ func (s *Session) state() (up int, lastLoss error) {
 	return s.up, s.lastLoss
 }
 
+// isFar reports whether the path of the session's conns is far, as far as is known.
+func (s *Session) isFar() bool {
+	for i := range s.delays {
+		if s.delays[i].far.Load() {
+			return true
+		}
+	}
+	return false
+}
+
 // choose returns the link for a new stream. It prefers attached links to detached ones, then the other links to the
-// prober's, then quiet links to busy ones, then the link with the fewest streams. Equal links take turns.
-func (s *Session) choose() (*link, error) {
+// prober's, then quiet links to busy ones, on a far path links that are not for bulk (but whole IP packets are bulk),
+// then the link with the fewest streams. Equal links take turns.
+func (s *Session) choose(p Proto) (*link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil {
@@ -253,13 +266,16 @@ func (s *Session) choose() (*link, error) {
 	}
 	var best *link
 	var bestScore int64
-	first := int(s.next.Add(1))
+	first, far := int(s.next.Add(1)), s.isFar()
 	for i := range s.links {
 		l := s.links[(first+i)%len(s.links)]
 		if l == nil || !l.load.born.Load() {
 			continue
 		}
 		score := l.load.streams.Load()
+		if far && l.load.bulk.Load() != (p == ProtoIP) {
+			score += 1 << 35
+		}
 		if l.busy() {
 			score += 1 << 40
 		}
@@ -319,7 +335,7 @@ func (st *Stream) wakeOn(ctx context.Context) func() bool {
 		st.canRead.Broadcast()
 		st.mu.Unlock()
 		st.l.mu.Lock()
-		st.canWrite.Broadcast()
+		st.wakeWriter()
 		st.l.mu.Unlock()
 	})
 }
@@ -344,7 +360,7 @@ func (s *Session) open(ctx context.Context, r Request, datagrams bool) (*Stream,
 	if s.prober != nil && r.Proto == ProtoTicket && s.prober.spare.load.born.Load() {
 		return s.openOn(ctx, s.prober.spare, r, datagrams)
 	}
-	l, err := s.choose()
+	l, err := s.choose(r.Proto)
 	if err != nil {
 		return nil, err
 	}

@@ -38,11 +38,17 @@ type Stream struct {
 	writeErr      error  // reset, or the session ended
 	writeDeadline deadline
 	turn          turn
+	striped       bool // some bytes have a STRIPE frame: all that follow need one
+	burst         burst
 
 	// The receiving half.
 	mu           sync.Mutex
 	canRead      sync.Cond
 	queue        queue
+	early        pieces // what has arrived before the bytes that precede it
+	arrived      uint64 // bytes that queue has received
+	end          uint64 // bytes of the whole stream, if ending
+	ending       bool   // FIN was received, of a striped stream, perhaps before its last bytes
 	taken        uint64 // bytes that the user has read
 	outstanding  int    // bytes that the other end may still send
 	window       int    // the sum to which topUp raises queue and outstanding
@@ -111,29 +117,60 @@ func (s *Stream) Write(p []byte) (int, error) {
 	l := s.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := s.writeError(); err != nil {
-		return 0, err
+	err := s.writeError()
+	total, isBulk := 0, false
+	if l.far() && s.request.Proto != ProtoIP {
+		isBulk = s.burst.next(time.Now(), len(p))
+		defer func() { s.burst.last = time.Now() }()
 	}
-	total := 0
-	for len(p) > 0 {
-		for s.credit == 0 {
-			s.awaitCredit()
-			if err := s.writeError(); err != nil { // also when the window has opened meanwhile: nothing follows FIN
-				return total, err
+	for len(p) > 0 && err == nil {
+		if s.credit == 0 {
+			if err = s.writeError(); err == nil {
+				s.awaitCredit()
 			}
+			continue
 		}
-		n, err := l.await(context.Background(), s, min(len(p), s.credit), false)
-		if err != nil {
-			return total, err
-		}
-		l.append(header{kind: frameData, length: n, stream: s.id}, p[:n])
-		s.credit -= n
-		s.written += uint64(n)
+		var n int
+		n, err = s.writeSome(p[:min(len(p), s.credit)], isBulk)
 		total += n
 		p = p[n:]
-		s.push()
 	}
-	return total, nil
+	return total, err
+}
+
+// writeSome writes the beginning of p, for which there is credit. Call with writers and l.mu held; it may release l.mu
+// meanwhile.
+func (s *Stream) writeSome(p []byte, isBulk bool) (int, error) {
+	if isBulk {
+		if n := s.writeBulk(p); n > 0 {
+			return n, nil
+		}
+	}
+	if err := s.writeError(); err != nil { // nothing follows FIN
+		return 0, err
+	}
+	l, want := s.l, len(p)
+	if s.striped {
+		want = min(want, maxPayload-stripeLen)
+	}
+	n, err := l.await(context.Background(), s, want, false)
+	if err != nil {
+		return 0, err
+	}
+	if s.striped {
+		l.stripe(s, s.written, p[:n])
+	} else {
+		l.append(header{kind: frameData, length: n, stream: s.id}, p[:n])
+	}
+	s.spend(n)
+	s.push()
+	return n, nil
+}
+
+// spend counts n bytes that were, or will be, sent. Call with l.mu held.
+func (s *Stream) spend(n int) {
+	s.credit -= n
+	s.written += uint64(n)
 }
 
 // awaitCredit waits for one event, which may be another one than more credit. Call with l.mu held.
@@ -189,8 +226,11 @@ func (s *Stream) CloseWrite() error {
 // endWriting sends FIN, with a code if it is not CodeOK. Call with l.mu held.
 func (s *Stream) endWriting(code ...byte) {
 	s.writeEnded = true
+	if s.striped {
+		code = binary.BigEndian.AppendUint64(nil, s.written)
+	}
 	s.l.control(frameFin, s.id, code...)
-	s.canWrite.Broadcast()
+	s.wakeWriter()
 }
 
 // Reset ends both directions at once. The other end can still read what reached it before. It does not block.
@@ -212,7 +252,7 @@ func (s *Stream) Reset() error {
 func (s *Stream) stopReading(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.l.free(s.queue.held)
+	s.l.free(s.queue.held + s.early.drop())
 	s.queue.drop()
 	s.closeReading(err)
 }
@@ -364,19 +404,22 @@ func (s *Stream) WriteTo(w io.Writer) (int64, error) {
 }
 
 // topUp returns by how much to open the other end's window, or 0 while that is not worth a frame. A window that was
-// used up within four round trips is too small for the path, and doubles. Senders of datagrams drop some while the
-// window is used up, so it also doubles if it is used up faster than a busy program may take to open it. Call with mu
-// held.
+// used up within four round trips, or holePause on a far path, is too small for the path, and doubles. Senders of
+// datagrams drop some while the window is used up, so it also doubles if it is used up faster than a busy program may
+// take to open it. Call with mu held.
 func (s *Stream) topUp() int {
 	if s.readEnded || s.readErr != nil {
 		return 0
 	}
-	free := s.window - s.queue.size - s.outstanding
+	free := s.window - s.queue.size - s.early.size - s.outstanding
 	if free < s.window/2 {
 		return 0
 	}
 	now := time.Now()
 	soon := 4 * time.Duration(s.l.load.rtt.Load())
+	if soon > 4*nearby {
+		soon = max(soon, holePause)
+	}
 	if s.datagrams {
 		soon = max(soon, datagramPause)
 	}
@@ -413,7 +456,7 @@ func (s *Stream) SetDeadline(t time.Time) error {
 func (s *Stream) SetReadDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.readDeadline.set(t, &s.canRead)
+	s.readDeadline.set(t, &s.mu, s.canRead.Broadcast)
 	return nil
 }
 
@@ -421,6 +464,6 @@ func (s *Stream) SetReadDeadline(t time.Time) error {
 func (s *Stream) SetWriteDeadline(t time.Time) error {
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()
-	s.writeDeadline.set(t, &s.canWrite)
+	s.writeDeadline.set(t, &s.l.mu, s.wakeWriter)
 	return nil
 }

@@ -37,6 +37,8 @@ const (
 
 	datagramPause = 10 * time.Millisecond // how long the reader of datagrams may pause without holding up a fast sender
 
+	holePause = 400 * time.Millisecond // for which lost packets of a far path may hold up what is behind them
+
 	maxPush   = 4 << 10                // a stream's writer writes up to this much to the conn itself,
 	quiet     = 200 * time.Microsecond // if the link has written nothing for this long
 	maxGather = 16 << 10               // with this much to write, the sender does not wait for more
