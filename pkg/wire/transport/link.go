@@ -156,7 +156,7 @@ func (l *link) attach(conn net.Conn, path path, peerReceived uint64) (*linkConn,
 	l.owed.since = now
 	l.flight = newFlight()
 	l.heart.rtts = [4]time.Duration{}
-	l.heart.deadline = time.Time{}
+	l.heart.probe = probe{}
 	l.conns++
 	l.load.born.Store(true)
 	l.ping(now)
