@@ -74,6 +74,7 @@ type flow struct {
 	sent atomic.Int64 // blocks
 	seen atomic.Int64
 	pace time.Duration // between blocks; 0: no pause
+	rush atomic.Bool   // no more pauses
 	stop chan struct{}
 	err  chan error // one from each direction
 }
@@ -124,7 +125,7 @@ func (f *flow) send() error {
 			return f.conn.CloseWrite()
 		default:
 		}
-		if f.pace > 0 {
+		if f.pace > 0 && !f.rush.Load() {
 			<-tick.C
 		}
 		n := f.sent.Load()

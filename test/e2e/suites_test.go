@@ -144,6 +144,13 @@ func TestNFTablesDualStack(t *testing.T) {
 	bothNetstacks(t, w.by(api.TransportPortForward), first, others)
 }
 
+// TestRoaming moves the laptop from network to network, and needs both families.
+func TestRoaming(t *testing.T) {
+	roaming := []suite{{"roaming", roamingSuite}}
+	w := newWorld(t, lab.Config{Name: "e2e-roaming", ProxyMode: lab.ProxyIPTables, IPv6: true}, roaming)
+	runSuites(t, w, roaming)
+}
+
 func TestNoKubeProxy(t *testing.T) {
 	others := []suite{{"proxied", proxiedSuite}, {"auto", autoSuite}, {"laptops", laptopsSuite},
 		{"doctor", doctorNoProxySuite}}

@@ -49,6 +49,7 @@ type Cluster struct {
 	kube   *kubernetes.Clientset
 	login  *login // nil: the kubeconfig has no credential plugin
 	dial   *dialer
+	conns  *apiConns // of Kube's requests
 	log    *slog.Logger
 
 	ids         IDs
@@ -94,7 +95,8 @@ func load(raw *clientcmdapi.Config, config *rest.Config, o Options) (_ *Cluster,
 		return nil, err
 	}
 	config.UserAgent, config.QPS, config.Burst = "kubevpn/"+version.String(), requestsPerSecond, requestBurst
-	config.Dial = d.DialContext
+	conns := &apiConns{dialer: d}
+	config.Dial = conns.DialContext
 	config.ContentConfig = rest.ContentConfig{
 		ContentType:        runtime.ContentTypeProtobuf,
 		AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
@@ -112,7 +114,7 @@ func load(raw *clientcmdapi.Config, config *rest.Config, o Options) (_ *Cluster,
 		return nil, err
 	}
 	c := &Cluster{
-		config: config, kube: kube, login: l, dial: d, log: o.Logger,
+		config: config, kube: kube, login: l, dial: d, conns: conns, log: o.Logger,
 		contextName: raw.CurrentContext, server: server,
 	}
 	c.ids = idsOf(server, raw, config)

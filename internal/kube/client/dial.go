@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,11 +9,14 @@ import (
 	"sync"
 	"time"
 
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/sshjump"
 )
 
 const (
 	dialTimeout = 10 * time.Second
+	addressPace = 300 * time.Millisecond // before the next address of a name is tried
+	lookupTime  = time.Second            // for a name with known addresses
 	// With these, a connection to a peer that is gone ends after about a minute.
 	keepAliveIdle     = 15 * time.Second
 	keepAliveInterval = 15 * time.Second
@@ -45,8 +47,9 @@ func newDialer() *dialer {
 	}
 }
 
-// DialContext implements rest.Config.Dial. If the name no longer resolves, because the laptop has moved to another
-// network, it tries the addresses that worked before.
+// DialContext implements rest.Config.Dial. It tries the addresses of a name one after the other, as RFC 8305 describes.
+// If the name does not resolve in time, because the laptop has moved to another network, it tries the addresses that
+// worked before.
 func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if d.jump != nil {
 		return d.jump.DialContext(ctx, address)
@@ -55,17 +58,13 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 	if err != nil {
 		return nil, fmt.Errorf("dialing %s: %w", address, err)
 	}
-	conn, err := d.net.DialContext(ctx, network, address)
-	var dnsErr *net.DNSError
-	if errors.As(err, &dnsErr) {
-		for _, addr := range slices.Backward(d.known(host)) {
-			c, e := d.net.DialContext(ctx, network, net.JoinHostPort(addr.String(), port))
-			if e == nil {
-				conn, err = c, nil
-				break
-			}
-		}
+	addrs, err := d.find(ctx, host)
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
 	}
+	conn, err := wakeup.First(ctx, len(addrs), addressPace, func(ctx context.Context, n int) (net.Conn, error) {
+		return d.net.DialContext(ctx, network, net.JoinHostPort(addrs[n].Unmap().String(), port))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -73,6 +72,25 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 		d.remember(host, remote.AddrPort().Addr())
 	}
 	return conn, nil
+}
+
+// find looks up the addresses of host, and returns those that worked before if that fails.
+func (d *dialer) find(ctx context.Context, host string) ([]netip.Addr, error) {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{addr}, nil
+	}
+	known := d.known(host)
+	if len(known) > 0 {
+		bounded, cancel := context.WithTimeout(ctx, lookupTime)
+		defer cancel()
+		ctx = bounded
+	}
+	addrs, err := d.lookup(ctx, "ip", host)
+	if err != nil && len(known) > 0 {
+		slices.Reverse(known)
+		return known, nil
+	}
+	return addrs, err
 }
 
 func (d *dialer) known(host string) []netip.Addr {

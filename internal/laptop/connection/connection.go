@@ -28,6 +28,7 @@
 //
 //	establish      manager.ensure, chooser.choose, routes.bringUp, checker.check; then it starts the next two
 //	maintain       routes: plans and applies again when the view or the namespace changes
+//	watchNetwork   probes all conns when this machine's network changes; watchWake, when it has woken up
 //	chooser.watch  replaces a gateway that is gone, or changes to gvisor
 //	OnSession      handshake: one conversation per transport session, one after the other
 package connection
@@ -136,6 +137,7 @@ type Connection struct {
 	chooser     *chooser
 	routes      *routes
 	checker     *checker
+	moved       wakeup.Broadcast // sent by onMove
 }
 
 // New reads the kubeconfig. It opens no network connection. Errors are *api.Error.
@@ -298,6 +300,8 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	g.Go(func() error { return watchWake(ctx, c.onWake) })
+	g.Go(func() error { return c.watchNetwork(ctx) })
+	g.Go(func() error { return c.cluster.Follow(ctx, c.Moved) })
 	g.Go(func() error { return c.chooser.watch(ctx) })
 	g.Go(func() error { return c.objectNames.run(ctx, c.lookUpObject) })
 	c.status.establish()
@@ -344,11 +348,4 @@ func (c *Connection) onState(state transport.State, cause error) {
 	if state == transport.StateConnected {
 		c.changed.Raise() // the API server may have another address, which must stay out of the tunnel
 	}
-}
-
-// onWake probes the session after the machine slept.
-func (c *Connection) onWake(slept time.Duration) {
-	c.log.Info("the machine was asleep", "for", slept)
-	c.client.Probe(wakeProbe)
-	c.changed.Raise()
 }

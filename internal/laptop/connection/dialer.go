@@ -20,19 +20,25 @@ type dialer struct {
 
 var _ netstack.Dialer = dialer{}
 
+// DialTCP opens the stream in the next session if this one ends meanwhile.
 func (d dialer) DialTCP(ctx context.Context, src, dst netip.AddrPort) (netstack.Stream, error) {
-	s, err := d.current.wait(ctx)
-	if err != nil {
-		return nil, err
-	}
-	f := d.flows.begin(packet.ProtoTCP, src, dst)
-	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Src: src, Dst: dst})
-	if err != nil {
+	for {
+		s, err := d.current.wait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		f := d.flows.begin(packet.ProtoTCP, src, dst)
+		stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Src: src, Dst: dst})
+		if err == nil {
+			f.opened(stream)
+			return flowStream{stream, f}, nil
+		}
 		f.end()
-		return nil, err // a bare return of (stream, err) would be a typed nil in the interface
+		if s.Err() == nil || ctx.Err() != nil {
+			return nil, err // a bare return of (stream, err) would be a typed nil in the interface
+		}
+		d.current.clear(s)
 	}
-	f.opened(stream)
-	return flowStream{stream, f}, nil
 }
 
 // flowStream is the stream of a flow. Its Close ends the flow.

@@ -71,3 +71,33 @@ func TestDialReportsTheManagersError(t *testing.T) {
 		t.Errorf("while the tunnel is mended: %v", err)
 	}
 }
+
+func TestFlowOpensInTheNextSession(t *testing.T) {
+	s := newTestConnection(t)
+	first, _ := transporttest.Pair(t) // whose manager does not answer
+	second, manager := transporttest.Pair(t)
+	s.current.set(first)
+	opened := make(chan error, 1)
+	go func() {
+		stream, err := dialer{s.current, s.flows}.DialTCP(t.Context(), netip.MustParseAddrPort("198.19.0.2:40000"),
+			netip.MustParseAddrPort("10.96.0.10:80"))
+		if err == nil {
+			err = stream.Close()
+		}
+		opened <- err
+	}()
+	first.Close()
+	s.current.set(second)
+	in, err := manager.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := in.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	if err := <-opened; err != nil {
+		t.Error(err)
+	}
+}

@@ -3,6 +3,7 @@ package connection
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -189,15 +190,32 @@ func TestNamesFollowUserAndManager(t *testing.T) {
 	}
 }
 
-func TestAsleepIgnoresOrdinaryTime(t *testing.T) {
-	before := time.Now()
-	if d := asleep(before, before.Add(3*time.Second)); d != 0 {
-		t.Errorf("awake for 3 s counts as %v of sleep", d)
+func TestAsleepTellsOfEachJumpOfTheWallClock(t *testing.T) {
+	wall := time.Unix(1_700_000_000, 0)
+	for name, tt := range map[string]struct{ passed, want time.Duration }{
+		"a tick":              {wakeTick, 0},
+		"an hour of sleep":    {time.Hour + wakeTick, time.Hour},
+		"the clock goes back": {-time.Minute, -time.Minute - wakeTick},
+	} {
+		if d := asleep(wall, wall.Add(tt.passed)); d != tt.want {
+			t.Errorf("%s counts as %v of sleep", name, d)
+		}
 	}
-	wall := time.Unix(1_700_000_000, 0) // without a monotonic reading, as after a sleep of the clock
-	if d := asleep(wall, wall.Add(time.Minute)); d != 0 {
-		t.Errorf("two wall clocks differ by %v", d)
+	before := time.Now() // has a monotonic reading, which goes on while the process is stopped
+	if d := asleep(before, before.Add(time.Minute)); d != time.Minute-wakeTick {
+		t.Errorf("a minute in which the process was stopped counts as %v of sleep", d)
 	}
+}
+
+func TestWatchWakeIgnoresOrdinaryTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := watchWake(ctx, func(slept time.Duration) { t.Errorf("slept %v", slept) })
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
 }
 
 func TestCurrentWaitsForASession(t *testing.T) {

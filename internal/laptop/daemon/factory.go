@@ -47,6 +47,8 @@ type Connection interface {
 	Run(ctx context.Context) error
 	// Connected is closed once probes have shown that the connection works.
 	Connected() <-chan struct{}
+	// Moved returns a channel that is closed when this machine has woken up or its network has changed.
+	Moved() <-chan struct{}
 	// SetNamespace changes the namespace in which short names are looked up first.
 	SetNamespace(namespace string)
 	// SetCredential replaces the credential that the user's credential plugin returned. It interrupts nothing.

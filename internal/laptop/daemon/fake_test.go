@@ -144,6 +144,7 @@ type fakeConnection struct {
 }
 
 func (c *fakeConnection) Cluster() *client.Cluster { return nil }
+func (c *fakeConnection) Moved() <-chan struct{}   { return nil }
 func (c *fakeConnection) Counters() connection.Counters {
 	return connection.Counters{Streams: 2, Dropped: map[string]uint64{"packet_denied": 3}}
 }

@@ -12,6 +12,7 @@ import (
 	"kubevpn/internal/laptop/clone"
 	"kubevpn/internal/laptop/connection"
 	"kubevpn/internal/laptop/intercept"
+	"kubevpn/pkg/wakeup"
 )
 
 // NewFactory returns the Factory that makes connections of internal/laptop/connection, and intercepts of
@@ -82,17 +83,21 @@ func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg interc
 	case own == c.Cluster():
 		return i, nil
 	}
-	return releasing{i, own}, nil
+	return releasing{i, own, c}, nil
 }
 
 // releasing is an Intercept that owns its Cluster.
 type releasing struct {
 	Intercept
 	cluster *client.Cluster
+	over    Connection
 }
 
 func (r releasing) Run(ctx context.Context) error {
 	defer r.cluster.Release()
+	defer wakeup.Go(ctx, func(ctx context.Context) {
+		_ = r.cluster.Follow(ctx, r.over.Moved) // ctx's error
+	})()
 	return r.Intercept.Run(ctx)
 }
 

@@ -45,7 +45,7 @@ type guard struct {
 	ruled   []string
 }
 
-// retryTime is the pause after a failure to watch the routes.
+// retryTime is the pause after a failure to follow the routes, or to update the rules.
 const retryTime = time.Second
 
 // openGuard creates a guard that drops nothing yet. Its error says which feature the kernel lacks.
@@ -65,65 +65,25 @@ func openGuard() (*guard, error) {
 	if g.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, errors.Join(fmt.Errorf("opening a netlink socket: %w", err), table.Close())
 	}
-	first, err := subscribe()
-	if err != nil {
-		g.handle.Close()
-		return nil, errors.Join(err, table.Close())
-	}
-	g.end = wakeup.Go(context.Background(), func(ctx context.Context) { g.follow(ctx, first) })
+	g.end = wakeup.Go(context.Background(), g.follow)
 	return g, nil
 }
 
-// notices is a subscription to route changes. The library closes updates when the kernel dropped some of them.
-type notices struct {
-	updates chan netlink.RouteUpdate
-	done    chan struct{}
-}
-
-func subscribe() (notices, error) {
-	n := notices{updates: make(chan netlink.RouteUpdate, 64), done: make(chan struct{})}
-	if err := netlink.RouteSubscribe(n.updates, n.done); err != nil {
-		return notices{}, fmt.Errorf("following routes: %w", err)
-	}
-	return n, nil
-}
-
-// end ends the subscription and waits for its goroutine.
-func (n notices) end() {
-	if n.done == nil {
-		return
-	}
-	close(n.done)
-	for range n.updates {
-	}
-}
-
 // follow updates the rules while default routes change. After a failure the rules stay as they are, and it retries.
-func (g *guard) follow(ctx context.Context, n notices) {
-	defer func() { n.end() }()
-	var again <-chan time.Time
+func (g *guard) follow(ctx context.Context) {
+	events := wakeup.NewSignal()
+	defer wakeup.Go(ctx, func(ctx context.Context) {
+		for notice(ctx, events.Raise) != nil && wakeup.Pause(ctx, retryTime) {
+		}
+	})()
 	for {
 		select {
+		case <-events:
 		case <-ctx.Done():
 			return
-		case _, ok := <-n.updates:
-			if !ok {
-				n.end()
-				n, again = notices{}, time.After(retryTime)
-				continue
-			}
-			for len(n.updates) > 0 { // one refresh covers all of them
-				<-n.updates
-			}
-		case <-again:
-			again = nil
 		}
-		var err error
-		if n.done == nil {
-			n, err = subscribe()
-		}
-		if err = errors.Join(err, g.refresh()); err != nil {
-			again = time.After(retryTime)
+		if err := g.refresh(); err != nil && wakeup.Pause(ctx, retryTime) {
+			events.Raise()
 		}
 	}
 }

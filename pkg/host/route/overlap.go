@@ -37,6 +37,18 @@ func (o Overlap) String() string {
 	return fmt.Sprintf("%s overlaps the %s %s of %s", o.Prefix, o.Kind, o.Other, link)
 }
 
+// Overlaps returns the local networks that overlap routes, except those of the links named in ignoreLinks. It needs no
+// privilege and changes nothing. It sorts its result by the routes, then by the local networks. An empty result means
+// that the routes can go into a tunnel without breaking anything that works now. Except on Linux and macOS it sees the
+// machine's addresses and the networks that they are in, but no routes through gateways.
+func Overlaps(routes []netip.Prefix, ignoreLinks []string) ([]Overlap, error) {
+	l, err := readLocal(ignoreLinks)
+	if err != nil {
+		return nil, err
+	}
+	return l.overlaps(routes), nil
+}
+
 // local holds the addresses and routes of this machine that a prefix can overlap.
 type local struct {
 	addrs  []localAddr

@@ -14,17 +14,6 @@ import (
 // dumpTries is how often dump repeats a listing that a change of the kernel's tables interrupted.
 const dumpTries = 5
 
-// Overlaps returns the local networks that overlap routes, except those of the links named in ignoreLinks. It
-// needs no privilege and changes nothing. It sorts its result by the routes, then by the local networks. An empty
-// result means that the routes can go into a tunnel without breaking anything that works now.
-func Overlaps(routes []netip.Prefix, ignoreLinks []string) ([]Overlap, error) {
-	l, err := readLocal(ignoreLinks)
-	if err != nil {
-		return nil, err
-	}
-	return l.overlaps(routes), nil
-}
-
 // links is the machine's links by index. It returns nil for a link that has gone meanwhile.
 type links map[int]*netlink.LinkAttrs
 

@@ -11,16 +11,14 @@ import (
 	"go4.org/netipx"
 )
 
-// Overlaps returns the local networks that overlap routes, except those of the links named in ignoreLinks. Except on
-// macOS it sees the machine's addresses and the networks that they are in, but no routes through gateways.
-func Overlaps(routes []netip.Prefix, ignoreLinks []string) ([]Overlap, error) {
+// readLocal reads the addresses and routes of all links but those named in ignoreLinks.
+func readLocal(ignoreLinks []string) (l local, err error) {
 	links, err := net.Interfaces()
 	if err != nil {
-		return nil, fmt.Errorf("listing links: %w", err)
+		return local{}, fmt.Errorf("listing links: %w", err)
 	}
-	var l local
 	if l.routes, err = readRoutes(func(link string) bool { return slices.Contains(ignoreLinks, link) }); err != nil {
-		return nil, err
+		return local{}, err
 	}
 	for _, link := range links {
 		if slices.Contains(ignoreLinks, link.Name) {
@@ -28,7 +26,7 @@ func Overlaps(routes []netip.Prefix, ignoreLinks []string) ([]Overlap, error) {
 		}
 		addrs, err := link.Addrs()
 		if err != nil {
-			return nil, fmt.Errorf("listing the addresses of %s: %w", link.Name, err)
+			return local{}, fmt.Errorf("listing the addresses of %s: %w", link.Name, err)
 		}
 		for _, a := range addrs {
 			n, ok := a.(*net.IPNet)
@@ -46,5 +44,5 @@ func Overlaps(routes []netip.Prefix, ignoreLinks []string) ([]Overlap, error) {
 			})
 		}
 	}
-	return l.overlaps(routes), nil
+	return l, nil
 }

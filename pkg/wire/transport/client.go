@@ -113,11 +113,12 @@ func NewClient(cfg ClientConfig) *Client {
 	return &Client{cfg: cfg, log: cfg.Logger, dials: make(map[*attempt]struct{})}
 }
 
-// Probe pings the other end on all links now, and dials a new conn for a link that receives nothing within timeout. It
-// ends pauses between attempts, and restarts attempts that have taken more than a second. Call it when the machine has
-// woken up or its network has changed.
-func (c *Client) Probe(timeout time.Duration) {
-	c.refresh(freshDial)
+// Probe replaces the conns that no longer work: at once those for whose local address gone returns true, and those that
+// do not answer a ping and receive nothing for a few round trips. It ends pauses between attempts and restarts all
+// attempts: their packets may be lost, and TCP's own backoff may be long by now. Call it when the machine has woken up
+// or its network has changed. Probe calls gone with locks held; it must not block.
+func (c *Client) Probe(gone func(local net.Addr) bool) {
+	c.refresh(0)
 	c.woken.Send()
 	c.mu.Lock()
 	s := c.session
@@ -126,20 +127,19 @@ func (c *Client) Probe(timeout time.Duration) {
 		return
 	}
 	for _, l := range s.attached() {
-		l.probe(timeout)
+		l.probe(gone)
 	}
 }
 
 // Retry ends the pauses after which the client tries preferred transports again. Call it when one may work by now.
 func (c *Client) Retry() { c.woken.Send() }
 
-// freshDial is the age up to which refresh does not restart an attempt.
+// freshDial is the age of attempts that the success of another one does not restart.
 const freshDial = time.Second
 
 var errStale = errors.New("restarted: the network has changed")
 
-// refresh ends pauses between attempts and restarts attempts that are older than age: their first packets may be lost,
-// and TCP's own backoff is long by now.
+// refresh ends pauses between attempts and restarts attempts that are older than age.
 func (c *Client) refresh(age time.Duration) {
 	c.kick.Send()
 	c.mu.Lock()
@@ -438,13 +438,15 @@ func shake(ctx context.Context, conn net.Conn, h hello) (reply, error) {
 	return r, err
 }
 
-// sleep waits for a pause between attempts. refresh ends it.
+// sleep waits for a pause between attempts. refresh ends it, and the next one is the shortest: what failed may work by
+// now.
 func (c *Client) sleep(ctx context.Context, p *pause) {
 	timer := time.NewTimer(p.use())
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-c.kick.Next():
+		p.reset()
 	case <-ctx.Done():
 	}
 }

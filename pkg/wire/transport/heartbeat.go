@@ -2,7 +2,9 @@ package transport
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"net"
 	"time"
 )
 
@@ -15,8 +17,15 @@ type heartbeat struct {
 	pinged           time.Time     // when the last ping was sent
 	times            [16]time.Time // of the last pings, by number; zero: of an earlier conn
 	pingSeq, pongSeq uint64
-	deadline         time.Time // of Client.Probe; zero: none
+	probe            probe
 	rtts             [4]time.Duration
+}
+
+// probe is a ping of Client.Probe.
+type probe struct {
+	deadline time.Time     // when to look for the pong; zero: there is no probe
+	timeout  time.Duration // how long the conn may receive nothing
+	seq      uint64        // of the ping
 }
 
 // ping asks the other end for a pong. Call with mu held.
@@ -109,14 +118,7 @@ func (l *link) onBeat() {
 	}
 	now := time.Now()
 	silent := now.Sub(c.last)
-	probed := !l.heart.deadline.IsZero() && !now.Before(l.heart.deadline)
-	if probed {
-		if c.last.Before(l.heart.pinged) {
-			silent = max(silent, t.DeadAfter)
-		}
-		l.heart.deadline = time.Time{}
-	}
-	if silent >= t.DeadAfter {
+	if l.heart.probe.fails(c, now, l.heart.pongSeq) || silent >= t.DeadAfter {
 		l.lose(c, fmt.Errorf("%w for %s", errConnSilent, silent.Round(time.Millisecond)))
 		l.mu.Unlock()
 		return
@@ -128,8 +130,8 @@ func (l *link) onBeat() {
 	if silent < t.Heartbeat {
 		next = t.Heartbeat - silent
 	}
-	if !l.heart.deadline.IsZero() {
-		next = min(next, l.heart.deadline.Sub(now))
+	if !l.heart.probe.deadline.IsZero() {
+		next = min(next, l.heart.probe.deadline.Sub(now))
 	}
 	if l.out.acked < l.owed.end && l.delay().lossy(now) {
 		if late := now.Sub(l.owed.since); late < l.tail() {
@@ -149,17 +151,52 @@ func (l *link) onBeat() {
 // TCP waits for 200 ms and two round trips (RFC 8985, tail loss probe; the least RTO of Linux). Call with mu held.
 func (l *link) tail() time.Duration { return max(time.Duration(l.load.rtt.Load())/4, pauseTime) }
 
-// probe drops the conn unless the link receives something within timeout.
-func (l *link) probe(timeout time.Duration) {
+// The timeout of a probe is four round trips, but at least probeMin. Before a round trip is measured, it is
+// probeUnknown.
+const (
+	probeMin     = 300 * time.Millisecond
+	probeUnknown = time.Second
+)
+
+var errAddressGone = errors.New("this machine no longer has the conn's local address")
+
+// probe drops the conn if gone returns true for its local address, or if it does not answer in time. A probe that runs
+// keeps its deadline, so that frequent changes of the network do not postpone it.
+func (l *link) probe(gone func(net.Addr) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.conn == nil {
+	switch {
+	case l.conn == nil:
+		return
+	case gone(l.conn.LocalAddr()):
+		l.lose(l.conn, errAddressGone)
+		return
+	case !l.heart.probe.deadline.IsZero():
 		return
 	}
+	timeout := probeUnknown
+	if rtt := time.Duration(l.load.rtt.Load()); rtt > 0 {
+		timeout = max(4*rtt, probeMin)
+	}
 	now := time.Now()
-	l.heart.deadline = now.Add(timeout)
 	l.ping(now)
+	l.heart.probe = probe{now.Add(timeout), timeout, l.heart.pingSeq}
 	l.heart.timer.Reset(min(timeout, l.session.tuning.Heartbeat))
+}
+
+// fails reports whether the probe has failed: its ping is unanswered, and c has received nothing for the timeout. While
+// c receives data, fails extends the deadline, because the pong may wait behind the data.
+func (p *probe) fails(c *linkConn, now time.Time, ponged uint64) bool {
+	if p.deadline.IsZero() || now.Before(p.deadline) {
+		return false
+	}
+	due := c.last.Add(p.timeout)
+	if ponged >= p.seq || !now.Before(due) {
+		p.deadline = time.Time{}
+		return ponged < p.seq
+	}
+	p.deadline = due
+	return false
 }
 
 // wantAck acknowledges what was received after ackDelay.

@@ -157,7 +157,7 @@ func (l *link) attach(conn net.Conn, path path, peerReceived uint64) (*linkConn,
 	l.owed.since = now
 	l.flight = newFlight()
 	l.heart.rtts, l.heart.times = [4]time.Duration{}, [16]time.Time{}
-	l.heart.deadline = time.Time{}
+	l.heart.probe = probe{}
 	l.conns++
 	l.load.born.Store(true)
 	l.ping(now)

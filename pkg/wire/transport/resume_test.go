@@ -297,7 +297,7 @@ func TestProbeReplacesASilentConn(t *testing.T) {
 		h := &hole{network: memory(t)}
 		r := start(t, h.network, transport.ClientConfig{Dial: h.Dial}, transport.ServerConfig{})
 		time.Sleep(time.Second)
-		r.client.Probe(2 * time.Second) // nothing wrong
+		r.client.Probe(kept) // nothing wrong
 		time.Sleep(3 * time.Second)
 		for _, l := range r.laptop.Stats().Links {
 			if l.Conns != 1 {
@@ -305,13 +305,54 @@ func TestProbeReplacesASilentConn(t *testing.T) {
 			}
 		}
 		h.set(true)
-		r.client.Probe(time.Second)
-		time.Sleep(1*time.Second + time.Millisecond)
+		r.client.Probe(kept)
+		time.Sleep(150 * time.Millisecond)
+		r.client.Probe(kept) // must not postpone the end of the first one
+		time.Sleep(151 * time.Millisecond)
 		for _, l := range r.laptop.Stats().Links {
 			if l.Up {
 				t.Error("a dead conn survives a probe")
 			}
 		}
+	})
+}
+
+// kept reports that the machine still has each address.
+func kept(net.Addr) bool { return false }
+
+func TestProbeReplacesConnsWithoutLocalAddressAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hole{network: memory(t)}
+		r := start(t, h.network, transport.ClientConfig{Dial: h.Dial, DialTimeout: time.Hour}, transport.ServerConfig{})
+		a, b := open(t, r.laptop, r.manager)
+		up := func() (up int) {
+			for _, l := range r.laptop.Stats().Links {
+				if l.Up {
+					up++
+				}
+			}
+			return up
+		}
+		synctest.Wait() // all links are up
+		h.set(true)
+		_, err := a.Write([]byte("into the void"))
+		check(t, err)
+		r.client.Probe(func(net.Addr) bool { return true })
+		synctest.Wait()
+		if n := up(); n != 0 {
+			t.Errorf("%d conns without their address survive a probe", n)
+		}
+		h.set(false)
+		r.client.Probe(kept) // restarts the dials into the black hole
+		buf := make([]byte, 13)
+		_, err = io.ReadFull(b, buf)
+		check(t, err)
+		synctest.Wait()
+		if n := up(); string(buf) != "into the void" || n != len(r.laptop.Stats().Links) {
+			t.Errorf("got %q, %d links are up", buf, n)
+		}
+		a.Close()
+		b.Close()
 	})
 }
 
