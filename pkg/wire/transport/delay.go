@@ -26,14 +26,14 @@ type delay struct {
 	base     time.Duration // 0: unknown
 	previous time.Duration // the least round trip of the last drain and since
 	shown    time.Duration // the least round trip in the drain in progress
-	usual    time.Duration // moving average of shown
 	last     time.Time     // when the last drain began
 	drains   int
 
 	// The least round trips of probes in this window of time and the one before.
 	line, lineBefore time.Duration
-	window           time.Time // when this one began
-	asked            time.Time // when the last probe was sent
+	latest           time.Duration // round trip of the last probe
+	window           time.Time     // when this one began
+	asked            time.Time     // when the last probe was sent
 }
 
 const (
@@ -41,28 +41,25 @@ const (
 	leastTarget = 10 * time.Millisecond
 	mostTarget  = 25 * time.Millisecond
 	drainEvery  = 2 * time.Second
-	lossTime    = time.Minute           // for which a path counts as lossy after a loss
-	drainSlack  = 10 * time.Millisecond // for what delays acknowledgements
+	lossTime    = time.Minute            // for which a path counts as lossy after a loss
+	leastWindow = 100 * time.Millisecond // of probes
+	drainSlack  = 10 * time.Millisecond  // for what delays acknowledgements
 )
 
 // drain is never changed.
 type drain struct {
 	clear, until time.Time
-	part         float64 // fraction of its limit that each link uses
+	base, rtt    time.Duration // rtt: with the queue
 }
 
 // target returns the queue that links may have.
 func target(base time.Duration) time.Duration { return min(max(leastTarget, base/4), mostTarget) }
 
-// unloaded returns the expected round trip without a queue of ours. It ignores an excess over the base of up to half a
-// target, which is within the accuracy of a drain. Call with mu held.
-func (d *delay) unloaded() time.Duration { return max(d.base, d.usual-target(d.base)/2) }
-
 // reset forgets all measurements, for a new path.
 func (d *delay) reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.base, d.previous, d.shown, d.usual, d.line, d.lineBefore = 0, 0, 0, 0, 0, 0
+	d.base, d.previous, d.shown, d.line, d.lineBefore, d.latest = 0, 0, 0, 0, 0, 0
 	d.far.Store(false)
 	d.drain.Store(nil)
 }
@@ -82,10 +79,7 @@ func (d *delay) sample(rtt time.Duration, sent time.Time, held bool) {
 		default:
 			if d.shown > 0 {
 				d.base, d.previous = min(d.previous, d.shown), d.shown
-				if d.drains++; d.usual == 0 {
-					d.usual = d.shown
-				}
-				d.usual += (d.shown - d.usual) / 4
+				d.drains++
 			}
 			d.drain.Store(nil)
 		}
@@ -100,12 +94,12 @@ func (d *delay) probed(rtt time.Duration, sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.turn(time.Now())
-	d.line = lesser(d.line, rtt)
+	d.line, d.latest = lesser(d.line, rtt), rtt
 }
 
 // turn begins a new window of probes when it is time. Call with mu held.
 func (d *delay) turn(now time.Time) {
-	switch passed, width := now.Sub(d.window), max(3*d.base, spanTime); {
+	switch passed, width := now.Sub(d.window), max(2*d.base, leastWindow); {
 	case passed > 2*width:
 		d.line, d.lineBefore, d.window = 0, 0, now
 	case passed > width:
@@ -135,15 +129,14 @@ func lesser(known, new time.Duration) time.Duration {
 }
 
 // begin begins a drain, unless one runs or the last one began less than pause ago. rtt is the round trip now.
-func (d *delay) begin(rtt, pause time.Duration, now time.Time) {
+func (d *delay) begin(rtt, inFlight, pause time.Duration, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.drain.Load() != nil || now.Sub(d.last) < pause {
 		return
 	}
 	d.last, d.shown = now, 0
-	part := 0.9 * d.base.Seconds() / rtt.Seconds()
-	d.drain.Store(&drain{clear: now.Add(rtt - d.base), until: now.Add(rtt + drainSlack), part: part})
+	d.drain.Store(&drain{now.Add(inFlight - d.base), now.Add(inFlight + drainSlack), d.base, rtt})
 }
 
 // delay returns the delay of the conn's path. Call with mu held and a conn.

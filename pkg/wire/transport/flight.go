@@ -19,8 +19,7 @@ import "time"
 //
 // Three things must not shrink the limit to nothing:
 //
-//   - Pauses of the path. The link uses the least round trip of a span, and sends on while acknowledgements are late
-//     (late).
+//   - Pauses of the path. The link uses the least round trip of a span.
 //   - A queue that others on the line cause. A drain (see delay) shows whether the queue is the session's own. Between
 //     two drains the limit shrinks at most by half.
 //   - A path that becomes longer. The next two drains show it, and the startup begins again.
@@ -88,8 +87,7 @@ const (
 	spanRounds   = 3
 	spanTime     = 250 * time.Millisecond
 	pauseTime    = 10 * time.Millisecond // without an acknowledgement, until it counts as late
-	mostPause    = 250 * time.Millisecond
-	mostHoles    = 3 // round trips for which lost packets hold up others
+	mostHoles    = 3                     // round trips for which lost packets hold up others
 )
 
 func newFlight() flight { return flight{limit: firstFlight, least: leastFlight, startup: true} }
@@ -104,7 +102,8 @@ func (l *link) inFlight() int {
 	}
 	limit := l.flight.limit
 	if d := l.delay().drain.Load(); d != nil && time.Now().Before(d.until) {
-		limit = max(int(d.part*float64(limit)), leastFlight)
+		part := min(float64(limit)/d.rtt.Seconds(), l.flight.recent) * d.base.Seconds()
+		limit = min(limit, max(int(0.9*part), leastFlight))
 	}
 	return min(limit, replayBuffer)
 }
@@ -116,30 +115,7 @@ func (l *link) full(held int) bool {
 		return false
 	}
 	l.flight.round.limited = true
-	if limit == replayBuffer {
-		return true
-	}
-	if held < min(limit+l.late(time.Now()), replayBuffer) {
-		return false
-	}
-	l.pause.Reset(pauseTime) // onPause asks again
 	return true
-}
-
-// late returns how many bytes more may be in flight because acknowledgements are late: a lost segment holds up those
-// behind it, or a radio or a processor pauses. The path would otherwise run empty meanwhile. Call with mu held.
-func (l *link) late(now time.Time) int {
-	pause := min(now.Sub(l.owed.since)-pauseTime, mostPause)
-	return int(l.flight.recent * max(pause, 0).Seconds())
-}
-
-// onPause wakes writers that wait for acknowledgements that are late.
-func (l *link) onPause() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed == nil {
-		l.dispatch()
-	}
 }
 
 // departed notes a write that began at a time. Call with mu held.
@@ -170,11 +146,11 @@ func (l *link) landed(now time.Time) {
 	rtt := now.Sub(newest.at)
 	l.delay().sample(rtt, newest.at, l.load.bulk.Load())
 	f.round.rtt = lesser(f.round.rtt, rtt)
-	if rtt > 2*time.Duration(l.load.rtt.Load())+leastRTO && l.delay().far.Load() {
-		l.delay().lost.Store(now.UnixNano())
-	}
-	if l.load.bulk.Load() && l.delay().ask(now) {
+	switch bulk := l.load.bulk.Load(); {
+	case bulk && l.delay().ask(now):
 		l.session.probeLine()
+	case !bulk && rtt > 2*time.Duration(l.load.rtt.Load())+leastRTO && l.delay().far.Load():
+		l.delay().lost.Store(now.UnixNano())
 	}
 	if l.out.acked < f.round.end {
 		return
@@ -192,9 +168,9 @@ func (l *link) landed(now time.Time) {
 func (l *link) adapt(now time.Time) {
 	f, d := &l.flight, l.delay()
 	d.mu.Lock()
-	base, unloaded := d.base, d.unloaded()
+	base := d.base
 	d.turn(now)
-	line := lesser(d.line, d.lineBefore)
+	line, latest := lesser(d.line, d.lineBefore), d.latest
 	drains, draining, since := d.drains, d.drain.Load() != nil, now.Sub(d.last)
 	d.mu.Unlock()
 	if draining {
@@ -207,21 +183,24 @@ func (l *link) adapt(now time.Time) {
 		f.base, f.drains, f.least = base, drains, max(f.limit/2, leastFlight)
 		return
 	}
-	goal := unloaded + target(base)
+	goal := base + target(base)
 	if f.startup {
 		took := max(now.Sub(f.round.began), base) // the bytes that a lost packet held up arrive at once
-		rtt, holes := l.delays(f.round.rtt, f.round.most, base, line)
-		l.double(rtt >= goal, goal+holes, took)
+		rtt, holes := l.delays(f.round.rtt, f.round.most, base, latest)
+		l.double(min(rtt, f.round.rtt) >= goal, goal, holes, took)
 		return
 	}
 	if !f.span.add(f.round, now.Sub(f.round.began), l.out.acked-f.round.acked) {
 		return
 	}
+	if f.span.most-f.span.rtt > base/2 && lesser(line, f.span.rtt) <= goal { // no queue, but bytes are held up
+		d.lost.Store(now.UnixNano())
+	}
 	rtt, holes := l.delays(f.span.rtt, f.span.most, base, line)
 	rate := float64(f.span.acked) / f.span.took.Seconds()
 	f.recent = max(rate, 0.8*f.recent+0.2*rate)
 	f.span = span{}
-	queue := rtt - unloaded
+	queue := rtt - base
 	if f.empty++; queue > target(base)/2 {
 		f.empty = 0
 	}
@@ -230,44 +209,45 @@ func (l *link) adapt(now time.Time) {
 		return
 	}
 	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
-	if probed := l.load.bulk.Load() && line > 0; probed {
+	if l.load.bulk.Load() && rtt <= goal { // what is more waits elsewhere
 		f.limit = min(f.limit, int(f.recent*(goal+holes).Seconds())+flightGrowth)
 		f.limit = max(f.limit, int(f.recent*base.Seconds()))
 	}
 	f.limit = min(max(f.limit, f.least), replayBuffer)
 	if since > max(drainEvery, 12*base) && queue > target(base)/2 || rtt > goal+target(base) && since > 6*rtt {
-		d.begin(rtt, 6*rtt, now)
+		inFlight := time.Duration(float64(f.limit) / f.recent * float64(time.Second)) // with what waits behind holes
+		d.begin(rtt, min(max(rtt, inFlight), rtt+mostHoles*base), 6*rtt, now)
 	}
 }
 
 // delays returns the round trip with the queue, and for how much longer lost packets hold up what is behind them. least
 // and most are round trips of the link's bytes, and line that of probes, or 0.
 func (l *link) delays(least, most, base, line time.Duration) (rtt, holes time.Duration) {
-	if line == 0 || !l.load.bulk.Load() {
+	if !l.load.bulk.Load() || !l.delay().lossy(time.Now()) {
 		return least, 0
 	}
 	if most-least > base/2 {
-		holes = max(min(most-line, mostHoles*base), 0)
-		l.delay().lost.Store(time.Now().UnixNano())
+		holes = min(most-least, mostHoles*base)
 	}
-	return line, holes
+	return lesser(line, least), holes
 }
 
 // double adapts the limit during the startup. queued reports a queue, and took is the time of the round.
-func (l *link) double(queued bool, goal, took time.Duration) {
+func (l *link) double(queued bool, goal, holes, took time.Duration) {
 	f := &l.flight
 	rate := float64(l.out.acked-f.round.acked) / took.Seconds()
 	if f.flat++; !queued || rate > 1.25*f.rate {
 		f.flat = 0
 	}
 	f.rate = max(f.rate, rate)
+	f.recent = f.rate
 	switch {
 	case f.flat == 0:
-		most := min(replayBuffer, int(2*f.rate*goal.Seconds())) // a conn's slow start doubles the rate
+		most := min(replayBuffer, int(2*f.rate*(goal+holes).Seconds())) // a conn's slow start doubles the rate
 		f.limit = max(f.limit, min(2*f.limit, most))
 	case f.flat == flatRounds:
-		f.startup, f.flat, f.recent = false, 0, f.rate
-		f.limit = min(max(int(f.rate*goal.Seconds()), leastFlight), f.limit)
+		f.startup, f.flat = false, 0
+		f.limit = min(max(int(f.rate*(goal+holes).Seconds()), leastFlight), f.limit)
 		f.least = max(f.limit/2, leastFlight)
 	}
 }

@@ -369,7 +369,7 @@ func TestDownloadOnAPathThatChanges(t *testing.T) {
 		{"faster", func(p *farPath) { p.rate *= 2 }, 0.9},
 		{"with the queue of others", func(p *farPath) { p.queue = 60 * time.Millisecond }, 0.8},
 		{"with pauses", func(p *farPath) { p.stall = 100 * time.Millisecond }, 0.8},
-		{"with long pauses", func(p *farPath) { p.stall = 300 * time.Millisecond }, 0.25},
+		{"with long pauses", func(p *farPath) { p.stall = 300 * time.Millisecond }, 0.15},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

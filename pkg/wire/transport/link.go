@@ -50,7 +50,6 @@ type link struct {
 	closeEnd uint64 // position behind our CLOSE; 0: none
 	sched    scheduler
 	flight   flight
-	pause    *time.Timer // wakes writers when acknowledgements are late
 	heart    heartbeat
 
 	toSend  sync.Cond // signals the sender: bytes and a conn
@@ -125,8 +124,6 @@ func newLink(s *Session, index int) *link {
 	l.acks.timer.Stop()
 	l.heart.timer = time.AfterFunc(time.Hour, l.onBeat)
 	l.heart.timer.Stop()
-	l.pause = time.AfterFunc(time.Hour, l.onPause)
-	l.pause.Stop()
 	return l
 }
 
@@ -211,7 +208,6 @@ func (l *link) close(err error) {
 	l.out.drop()
 	l.charge()
 	l.acks.timer.Stop()
-	l.pause.Stop()
 	l.toSend.Broadcast()
 	l.changed.Broadcast()
 	l.mu.Unlock()
