@@ -55,12 +55,11 @@ type drain struct {
 // target returns the queue that links may have.
 func target(base time.Duration) time.Duration { return min(max(leastTarget, base/4), mostTarget) }
 
-// reset forgets all measurements, for a new path.
+// reset forgets all measurements, for a new path, which is far if the old one was, until it is measured.
 func (d *delay) reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.base, d.previous, d.shown, d.line, d.lineBefore, d.latest = 0, 0, 0, 0, 0, 0
-	d.far.Store(false)
 	d.drain.Store(nil)
 }
 

@@ -27,6 +27,8 @@ type farPath struct {
 	queue      time.Duration // of others on the line
 	stall      time.Duration // the most for which nothing arrives, about every 100 ms, as with a busy radio or processor
 	loss       float64       // fraction of segments; the sender repeats them as BBR does, without slowing down
+	burst      float64       // mean number of pieces that are lost one after the other (Gilbert 1960); 0: each by itself
+	police     float64       // bytes a second; what is faster, beyond 100 KB at once, is lost; 0: no limit
 	directions [2]*farDirection
 }
 
@@ -37,7 +39,11 @@ type farDirection struct {
 	conns []*farHalf // with bytes for the line
 	last  time.Time  // when what the line has sent arrives
 	stall time.Time  // when the next pause begins
-	over  bool
+
+	losing bool      // the last piece was lost
+	tokens float64   // bytes that may pass the policer
+	filled time.Time // when tokens was counted
+	over   bool
 }
 
 // farHalf is one direction of a conn.
@@ -115,7 +121,7 @@ func (w *farDirection) run() {
 			w.stall = w.last.Add(rand.N(200 * time.Millisecond))
 		}
 		due := w.last
-		if rand.Float64() > math.Pow(1-p.loss, float64(n)/segment) {
+		if w.loses(n) {
 			due = due.Add(p.rtt * 5 / 4) // a round trip, and the time for which packets may be reordered (RFC 8985)
 		}
 		if h.due = h.due.Add(1); due.After(h.due) { // a hole holds up what is behind it
@@ -137,6 +143,30 @@ func (w *farDirection) run() {
 			}
 		})
 	}
+}
+
+// loses reports whether a piece of n bytes is lost.
+func (w *farDirection) loses(n int) bool {
+	p, now := w.path, time.Now()
+	lost := 1 - math.Pow(1-p.loss, float64(n)/segment) // of all pieces
+	if p.burst > 0 {
+		after := lost / (1 - lost) / p.burst
+		if w.losing {
+			after = 1 - 1/p.burst
+		}
+		lost = after
+	}
+	w.losing = rand.Float64() < lost
+	if p.police == 0 {
+		return w.losing
+	}
+	w.tokens = min(w.tokens+p.police*now.Sub(w.filled).Seconds(), 100e3)
+	w.filled = now
+	if w.tokens < float64(n) {
+		return true
+	}
+	w.tokens -= float64(n)
+	return w.losing
 }
 
 // queue makes h wait for its turn to send its next piece, unless its window is full.
@@ -405,17 +435,22 @@ func TestDownloadsOnAPathThatLosesPackets(t *testing.T) {
 	testenv.WithoutRace(t, slowLine)
 	for _, tt := range []struct {
 		name      string
+		change    func(*farPath)
 		downloads int
-		span      time.Duration // the fewer downloads, the more do they vary
-		least     float64       // of the line
+		least     float64 // of the line
 	}{
-		{"one download", 1, 40 * time.Second, 0.7},
-		{"eight downloads", 8, 10 * time.Second, 0.9},
+		{"1 %, one download", func(p *farPath) { p.loss = 0.01 }, 1, 0.9},
+		{"1 %, eight downloads", func(p *farPath) { p.loss = 0.01 }, 8, 0.9},
+		{"5 %, one download", func(p *farPath) { p.loss = 0.05 }, 1, 0.8},
+		{"10 %, one download", func(p *farPath) { p.loss = 0.1 }, 1, 0.7},
+		{"5 % in bursts, one download", func(p *farPath) { p.loss, p.burst = 0.05, 5 }, 1, 0.8},
+		{"5 % in bursts, two downloads", func(p *farPath) { p.loss, p.burst = 0.05, 5 }, 2, 0.8},
+		{"policed, two downloads", func(p *farPath) { p.police = p.rate * 9 / 10 }, 2, 0.7},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newFarPath(t, 60*time.Millisecond, 100e6/8)
-				p.loss = 0.01
+				p.change(tt.change)
 				r := startFar(t, p, 4)
 				near, far := open(t, r.laptop, r.manager)
 				go echo(far)
@@ -423,18 +458,64 @@ func TestDownloadsOnAPathThatLosesPackets(t *testing.T) {
 				for range tt.downloads {
 					d.run(r)
 				}
-				time.Sleep(tt.span / 2)
+				const span = 10 * time.Second
+				time.Sleep(span / 2)
 				d.take()
-				median := roundTrips(t, near, tt.span)
-				part := float64(d.take()) / (p.rate * tt.span.Seconds())
+				median := roundTrips(t, near, span)
+				part := float64(d.take()) / (p.rate * span.Seconds())
 				t.Logf("median %v, %.1f %% of the line", median, 100*part)
 				if part < tt.least {
 					t.Errorf("downloads use %.1f %% of the line", 100*part)
 				}
-				if median > 250*time.Millisecond {
+				if median > 2*p.rtt {
 					t.Errorf("a round trip takes %v", median)
 				}
 			})
+		})
+	}
+}
+
+// Streams are whole, whatever the order in which their parts arrive, and while conns die.
+func TestStripedStreamsArriveWhole(t *testing.T) {
+	testenv.WithoutRace(t, slowLine)
+	for _, killed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newFarPath(t, 20*time.Millisecond, 400e6/8)
+			p.loss = 0.02
+			l := &farListener{conns: make(chan net.Conn, 64), over: make(chan struct{})}
+			k := &killer{network: network{l, func(context.Context) (net.Conn, error) {
+				laptop, manager := p.conn()
+				l.conns <- manager
+				return laptop, nil
+			}}}
+			r := start(t, k.network, transport.ClientConfig{Dial: k.Dial}, transport.ServerConfig{})
+			time.Sleep(time.Second) // until the round trip is known
+			stop := background(t, func(ctx context.Context) error {
+				for killed && ctx.Err() == nil {
+					time.Sleep(300*time.Millisecond + rand.N(200*time.Millisecond))
+					k.kill()
+				}
+				return nil
+			})
+			pourBothWays(t, r, 3, 16<<20)
+			stop()
+			var bulk uint64
+			stats := r.laptop.Stats()
+			for _, l := range stats.Links[1:] {
+				bulk += l.Received
+				if !killed && l.Received < 4<<20 {
+					t.Errorf("a link for bulk has received only %d bytes", l.Received)
+				}
+			}
+			if small := stats.Links[0].Received; !killed && bulk < 8*small || bulk < small/4 {
+				t.Errorf("the link for what is small has received %d bytes, those for bulk %d", small, bulk)
+			}
+			if killed && k.dead() < 8 {
+				t.Errorf("only %d conns were killed", k.dead())
+			}
+			if r.laptop.Err() != nil || r.manager.Err() != nil {
+				t.Errorf("session ended: %v, %v", r.laptop.Err(), r.manager.Err())
+			}
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -107,7 +108,12 @@ func (b *far) measures(line farLine) bool {
 func (b *far) run(ctx context.Context) (*farReport, error) {
 	lines := slices.DeleteFunc(b.lines, func(line farLine) bool { return !b.measures(line) })
 	r := &farReport{report: newReport(thisMachine(), b.each), lines: lines, rounds: b.rounds}
-	return r, b.onLab(ctx, func(ctx context.Context) error {
+	return r, b.onLab(ctx, func(ctx context.Context) (err error) {
+		restore, err := allow(bbr, cubic)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, restore()) }()
 		if b.match.MatchString(roundTripsRow) {
 			if err := b.measureConnect(ctx, r.report); err != nil {
 				return err
@@ -146,6 +152,17 @@ func (b *far) over(ctx context.Context, line farLine, measure func(context.Conte
 		return err
 	}
 	return measure(ctx)
+}
+
+// allow lets network namespaces other than the machine's own use congestion controls, until restore is called.
+func allow(controls ...string) (restore func() error, err error) {
+	const file = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
+	before, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	all := strings.Join(append(controls, string(before)), " ")
+	return func() error { return os.WriteFile(file, before, 0) }, os.WriteFile(file, []byte(all), 0)
 }
 
 // control sets the congestion control of new connections of the laptop, the nodes and both pods.
