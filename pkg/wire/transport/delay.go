@@ -9,9 +9,10 @@ import (
 // delay measures the path that the links of a session share: its round trip without a queue of their own, from which
 // they calculate their limits. The base is the least round trip of the last two drains and of the time since the first
 // of them. In a drain all links at once send so little that their queue empties, for about one round trip (as BBR does;
-// Cardwell and others 2016). A queue that remains comes from others. Drains usually show more than the base, and the
-// links do not cause that either: where packets are lost, each hole holds up the bytes behind it for a round trip, so
-// few samples show the base.
+// Cardwell and others 2016). A queue that remains comes from others.
+//
+// Where packets are lost, each hole holds up the bytes behind it for a round trip and more, and few bytes of bulk show
+// the path. Pings over link 0, which carries none, probe it while bulk is sent: two in each round trip.
 //
 //	     start       clear                       until
 //	───────┼───────────┼───────────────────────────┼────▶
@@ -49,7 +50,7 @@ const (
 // drain is never changed.
 type drain struct {
 	clear, until time.Time
-	base, rtt    time.Duration // rtt: with the queue
+	base, rtt    time.Duration // without and with the queue
 }
 
 // target returns the queue that links may have.
@@ -127,7 +128,8 @@ func lesser(known, new time.Duration) time.Duration {
 	return min(known, new)
 }
 
-// begin begins a drain, unless one runs or the last one began less than pause ago. rtt is the round trip now.
+// begin begins a drain, unless one runs or the last one began less than pause ago. rtt is the round trip now, and the
+// bytes in flight need the time inFlight to arrive.
 func (d *delay) begin(rtt, inFlight, pause time.Duration, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -6,20 +6,23 @@ import "time"
 // whatever buffers lie between the ends: the API server's send buffer has megabytes, and a small message waits behind
 // them for half a second.
 //
-//	a round trip:  ├────── unloaded ──────┼── queue ──┤      unloaded: the path without a queue of ours (delay)
+//	a round trip:  ├────── base ──────┼── queue ──┼── held up ──┤      base: the path without a queue of ours (delay)
 //
 // Every few round trips in which writers had to wait for it, the limit follows the queue (FAST TCP; Wei, Jin, Low,
 // Hegde 2006):
 //
-//	limit = limit · (1 + (unloaded + target) / round trip) / 2 + 4 KiB
+//	limit = limit · (1 + (base + target) / round trip) / 2 + 4 KiB
 //
 // So the queue settles at the target, whatever the line's rate is and however many links share it. A link begins with
 // 64 KiB and doubles that in each round trip, until there is a queue and the rate has stopped growing: a conn's own
 // slow start also makes bytes wait. It does so again when there was no queue for some time.
 //
-// Three things must not shrink the limit to nothing:
+// Four things must not shrink the limit to nothing:
 //
-//   - Pauses of the path. The link uses the least round trip of a span.
+//   - Lost packets, and pauses of the path: they hold up what is behind them, and that is no queue. Where a span without
+//     a queue has round trips that are much longer than others, the path is lossy for a while: bulk links take the
+//     queue from probes, and their limit is between the best recent rate times the base (as in BBR,
+//     draft-ietf-ccwg-bbr), and that rate times the round trip with what is held up.
 //   - A queue that others on the line cause. A drain (see delay) shows whether the queue is the session's own. Between
 //     two drains the limit shrinks at most by half.
 //   - A path that becomes longer. The next two drains show it, and the startup begins again.
@@ -53,8 +56,8 @@ type round struct {
 	began   time.Time
 	acked   uint64        // when it began
 	rtt     time.Duration // the least so far
-	most    time.Duration
-	limited bool // a writer has waited for the limit
+	most    time.Duration // the longest
+	limited bool          // a writer has waited for the limit
 }
 
 // span is the time in which a link looks for the shortest round trip before it changes the limit. It is longer than
@@ -65,7 +68,7 @@ type span struct {
 	took   time.Duration // by its rounds
 	acked  uint64        // bytes, in its rounds
 	rtt    time.Duration // the least
-	most   time.Duration
+	most   time.Duration // the longest
 }
 
 // add adds a round that took the time took and acknowledged acked bytes. It reports whether the span is long enough.
@@ -220,8 +223,8 @@ func (l *link) adapt(now time.Time) {
 	}
 }
 
-// delays returns the round trip with the queue, and for how much longer lost packets hold up what is behind them. least
-// and most are round trips of the link's bytes, and line that of probes, or 0.
+// delays returns the round trip with the queue, and for how much longer lost packets hold up what is behind them: 0 if
+// the path is not lossy. least and most are round trips of the link's bytes, and line that of probes, or 0.
 func (l *link) delays(least, most, base, line time.Duration) (rtt, holes time.Duration) {
 	if !l.load.bulk.Load() || !l.delay().lossy(time.Now()) {
 		return least, 0
@@ -232,7 +235,8 @@ func (l *link) delays(least, most, base, line time.Duration) (rtt, holes time.Du
 	return lesser(line, least), holes
 }
 
-// double adapts the limit during the startup. queued reports a queue, and took is the time of the round.
+// double adapts the limit during the startup. queued reports a queue, goal is the round trip with the queue that may be,
+// holes is that of delays, and took is the time of the round.
 func (l *link) double(queued bool, goal, holes, took time.Duration) {
 	f := &l.flight
 	rate := float64(l.out.acked-f.round.acked) / took.Seconds()
