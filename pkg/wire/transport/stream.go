@@ -189,7 +189,8 @@ func (s *Stream) push() {
 	s.l.push()
 }
 
-// Mark returns a mark for Arrived, behind everything that was written so far.
+// Mark returns a mark for Arrived, behind everything that was written so far, but not behind bulk that was striped: the
+// stream is one of whole IP packets or of datagrams, or its path is not far.
 func (s *Stream) Mark() uint64 {
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()

@@ -69,11 +69,10 @@ func (s *Session) probeLine() {
 // far reports whether the link's conn uses a far path. Call with mu held.
 func (l *link) far() bool { return l.conn != nil && l.delay().far.Load() }
 
-// bulkLinks returns the bulk links that are attached.
-func (s *Session) bulkLinks() []*link {
+// bulkLinks appends the bulk links that are attached.
+func (s *Session) bulkLinks(links []*link) []*link {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	links := make([]*link, 0, 4)
 	for _, l := range s.links {
 		if l != nil && l.load.bulk.Load() && l.load.up.Load() {
 			links = append(links, l)
@@ -92,8 +91,9 @@ func (s *Stream) awaitBulk(want int) (*link, int) {
 	heap.Push(&b.sched.waiting, t)
 	b.waiting.Add(1)
 	b.mu.Unlock()
+	var buf [8]*link
 	for {
-		links := s.l.session.bulkLinks()
+		links := s.l.session.bulkLinks(buf[:0])
 		for _, l := range links {
 			l.mu.Lock()
 			l.dispatch()
