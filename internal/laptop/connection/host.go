@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+
+	"github.com/miekg/dns"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/netstack"
@@ -52,7 +55,7 @@ func (s *shared) overlaps(prefixes []netip.Prefix) ([]route.Overlap, error) {
 func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.Conn, error)) prober {
 	p := prober{
 		dial:     new(net.Dialer).DialContext,
-		resolver: &net.Resolver{PreferGo: true}, // reads resolv.conf anew: no cache and no NSS plugin in between
+		resolver: &net.Resolver{PreferGo: true, Dial: dialNameserver}, // no cache and no NSS plugin in between
 	}
 	if s.cfg.isolated() {
 		p.dial = s.cfg.Dial
@@ -75,6 +78,16 @@ func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.
 		}
 	}
 	return p
+}
+
+// dialNameserver dials a nameserver that resolv.conf names at this moment, as other programs do. Package net has read
+// the file up to 5 seconds ago.
+func dialNameserver(ctx context.Context, network, server string) (net.Conn, error) {
+	c, err := dns.ClientConfigFromFile("/etc/resolv.conf")
+	if host, _, e := net.SplitHostPort(server); err == nil && e == nil && len(c.Servers) > 0 && !slices.Contains(c.Servers, host) {
+		server = net.JoinHostPort(c.Servers[0], c.Port)
+	}
+	return new(net.Dialer).DialContext(ctx, network, server)
 }
 
 // dialer returns the Dialer for the flows from the device.
