@@ -83,8 +83,12 @@ func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.
 // dialNameserver dials a nameserver that resolv.conf names at this moment, as other programs do. Package net has read
 // the file up to 5 seconds ago.
 func dialNameserver(ctx context.Context, network, server string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(server)
+	if err != nil {
+		return nil, err
+	}
 	c, err := dns.ClientConfigFromFile("/etc/resolv.conf")
-	if host, _, e := net.SplitHostPort(server); err == nil && e == nil && len(c.Servers) > 0 && !slices.Contains(c.Servers, host) {
+	if err == nil && len(c.Servers) > 0 && !slices.Contains(c.Servers, host) {
 		server = net.JoinHostPort(c.Servers[0], c.Port)
 	}
 	return new(net.Dialer).DialContext(ctx, network, server)

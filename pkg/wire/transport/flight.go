@@ -235,8 +235,8 @@ func (l *link) delays(least, most, base, line time.Duration) (rtt, holes time.Du
 	return lesser(line, least), holes
 }
 
-// double adapts the limit during the startup. queued reports a queue, goal is the round trip with the queue that may be,
-// holes is that of delays, and took is the time of the round.
+// double adapts the limit during the startup. queued reports a queue, goal is the round trip with the queue that may
+// be, holes is that of delays, and took is the time of the round.
 func (l *link) double(queued bool, goal, holes, took time.Duration) {
 	f := &l.flight
 	rate := float64(l.out.acked-f.round.acked) / took.Seconds()

@@ -476,7 +476,7 @@ func TestDownloadsOnAPathThatLosesPackets(t *testing.T) {
 }
 
 // Streams are whole, whatever the order in which their parts arrive, and while conns die.
-func TestStripedStreamsArriveWhole(t *testing.T) {
+func TestStripedStreamsArriveWholeOnAFarPath(t *testing.T) {
 	testenv.WithoutRace(t, slowLine)
 	for _, killed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

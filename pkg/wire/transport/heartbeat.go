@@ -147,8 +147,8 @@ func (l *link) onBeat() {
 }
 
 // tail returns the time without an acknowledgement after which the link pings, again after twice that time, and so on,
-// on a path that loses packets. When the last packet of a burst is lost, no other follows that would tell the sender so:
-// TCP waits for 200 ms and two round trips (RFC 8985, tail loss probe; the least RTO of Linux). Call with mu held.
+// on a path that loses packets. When the last packet of a burst is lost, no other follows that would tell the sender
+// so: TCP waits for 200 ms and two round trips (RFC 8985, tail loss probe; the least RTO of Linux). Call with mu held.
 func (l *link) tail() time.Duration { return max(time.Duration(l.load.rtt.Load())/4, pauseTime) }
 
 // The timeout of a probe is four round trips, but at least probeMin. Before a round trip is measured, it is

@@ -23,8 +23,8 @@ import (
 // Two goroutines serve it. The sender writes what replay holds to the conn, unless a stream's writer has pushed its
 // few bytes by itself. The reader parses frames and never blocks on anything but the conn.
 //
-// Lock order: Stream.writers, handshake, mu, streams.mu, Session.mu, bulk.mu, delay.mu. A goroutine that holds one may take
-// those to its right. Nobody holds another lock together with Stream.mu or Client.mu, and nobody holds mu
+// Lock order: Stream.writers, handshake, mu, streams.mu, Session.mu, bulk.mu, delay.mu. A goroutine that holds one may
+// take those to its right. Nobody holds another lock together with Stream.mu or Client.mu, and nobody holds mu
 // during a conn's Read or Write.
 type link struct {
 	session *Session

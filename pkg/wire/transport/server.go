@@ -256,7 +256,8 @@ func (s *Server) resume(session *Session, h hello, conn net.Conn, stop func() bo
 	}
 	l.load.bulk.Store(h.Flags&flagBulk != 0)
 	received := l.quiesce()
-	if _, err := conn.Write(marshalHandshake(reply{Status: statusOK, Flags: h.Flags & flagBulk, Received: received})); err != nil {
+	answer := reply{Status: statusOK, Flags: h.Flags & flagBulk, Received: received}
+	if _, err := conn.Write(marshalHandshake(answer)); err != nil {
 		l.log.Info("conn lost in handshake", "error", err)
 		conn.Close()
 		return statusOK

@@ -257,8 +257,8 @@ func (s *Session) stripedStream(index int, id uint32) *Stream {
 	return l.stream(id)
 }
 
-// join makes the pieces that follow what has arrived readable, and reports whether the stream is now complete. Call with
-// mu held.
+// join makes the pieces that follow what has arrived readable, and reports whether the stream is now complete. Call
+// with mu held.
 func (s *Stream) join() (complete bool, err error) {
 	for {
 		next, any := s.early.take(s.arrived)

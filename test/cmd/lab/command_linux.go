@@ -353,7 +353,8 @@ func (p *program) line() *cobra.Command {
 	flags.DurationVar(&line.RTT, "rtt", line.RTT, "round trip without a queue")
 	flags.Float64Var(&mbps, "mbps", mbps, "megabits a second, each way; 0: no limit")
 	flags.Float64Var(&loss, "loss", loss, "percentage of lost packets, each way")
-	flags.Float64Var(&line.Burst, "burst", 0, "mean number of packets that are lost one after the other; 0: each by itself")
+	flags.Float64Var(&line.Burst, "burst", 0,
+		"mean number of packets that are lost one after the other; 0: each by itself")
 	flags.DurationVar(&line.Queue, "queue", lab.LineQueue, "maximum time of a packet in the queue")
 	return c
 }
