@@ -150,9 +150,10 @@ func (l *link) landed(now time.Time) {
 	l.delay().sample(rtt, newest.at, l.load.bulk.Load())
 	f.round.rtt = lesser(f.round.rtt, rtt)
 	switch bulk := l.load.bulk.Load(); {
+	case !l.delay().far.Load(): // there is no limit that needs more
 	case bulk && l.delay().ask(now):
 		l.session.probeLine()
-	case !bulk && rtt > 2*time.Duration(l.load.rtt.Load())+leastRTO && l.delay().far.Load():
+	case !bulk && rtt > 2*time.Duration(l.load.rtt.Load())+leastRTO:
 		l.delay().lost.Store(now.UnixNano())
 	}
 	if l.out.acked < f.round.end {
