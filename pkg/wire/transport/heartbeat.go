@@ -14,7 +14,6 @@ const leastRTO = 200 * time.Millisecond
 // heartbeat is the state of the pings that detect a dead conn. link.mu guards it.
 type heartbeat struct {
 	timer            *time.Timer   // runs while the link is attached
-	pinged           time.Time     // when the last ping was sent
 	times            [16]time.Time // of the last pings, by number; zero: of an earlier conn
 	pingSeq, pongSeq uint64
 	probe            probe
@@ -31,7 +30,6 @@ type probe struct {
 // ping asks the other end for a pong. Call with mu held.
 func (l *link) ping(now time.Time) {
 	l.heart.pingSeq++
-	l.heart.pinged = now
 	l.heart.times[l.heart.pingSeq%16] = now
 	l.acks.sent = l.acks.received
 	l.control(framePing, 0, twoNumbers(l.heart.pingSeq, l.acks.received)...)
@@ -123,7 +121,8 @@ func (l *link) onBeat() {
 		l.mu.Unlock()
 		return
 	}
-	if silent >= t.Heartbeat && now.Sub(l.heart.pinged) >= t.Heartbeat || now.Sub(l.heart.pinged) >= 6*t.Heartbeat {
+	pinged := now.Sub(l.heart.times[l.heart.pingSeq%16])
+	if silent >= t.Heartbeat && pinged >= t.Heartbeat || pinged >= 6*t.Heartbeat {
 		l.ping(now)
 	}
 	next := t.DeadAfter - silent

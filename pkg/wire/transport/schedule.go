@@ -39,7 +39,7 @@ func (h *waitHeap) Pop() any {
 // turn is a stream's part in the scheduling.
 type turn struct {
 	stream        *Stream
-	link          *link  // whose room was granted; of bulk only
+	link          *link  // whose room was granted
 	start, finish uint64 // virtual
 	want          int    // bytes to append
 	granted       int    // bytes that may be appended now; 0: waiting
@@ -106,13 +106,17 @@ func (l *link) share(t *turn) int {
 
 // dispatch grants turns while there is room. Call with mu held, whenever room may have appeared.
 func (l *link) dispatch() {
-	q := &l.sched
-	for len(q.waiting) > 0 && l.room() {
-		t := heap.Pop(&q.waiting).(*turn)
-		t.granted = l.share(t)
-		q.now, t.finish = t.start, t.start+uint64(t.granted)
-		q.reserved += t.granted
-		t.stream.canWrite.Signal()
+	for len(l.sched.waiting) > 0 && l.room() {
+		l.sched.next(l).stream.canWrite.Signal()
 	}
 	l.session.bulk.grant(l)
+}
+
+// next grants room of the link to the next writer. Call with l.mu held, and with what guards q.
+func (q *scheduler) next(l *link) *turn {
+	t := heap.Pop(&q.waiting).(*turn)
+	t.link, t.granted = l, l.share(t)
+	q.now, t.finish = t.start, t.start+uint64(t.granted)
+	l.sched.reserved += t.granted
+	return t
 }

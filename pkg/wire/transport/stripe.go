@@ -126,14 +126,9 @@ func (b *bulk) grant(l *link) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	q := &b.sched
-	for len(q.waiting) > 0 && l.room() {
-		t := heap.Pop(&q.waiting).(*turn)
+	for len(b.sched.waiting) > 0 && l.room() {
 		b.waiting.Add(-1)
-		t.link, t.granted = l, l.share(t)
-		q.now, t.finish = t.start, t.start+uint64(t.granted)
-		l.sched.reserved += t.granted
-		t.stream.burst.wake.Raise()
+		b.sched.next(l).stream.burst.wake.Raise()
 	}
 }
 
