@@ -213,48 +213,21 @@ func TestPiecesAreTakenByTheirOffset(t *testing.T) {
 	}
 }
 
-// The link for what is small has no probes while bulk crosses the links of a near path.
-func TestNearPathIsNotProbed(t *testing.T) {
-	sessions := make(chan *Session, 1)
-	dial := runServer(t, ServerConfig{OnSession: func(ctx context.Context, s *Session) {
-		for {
-			in, err := s.Accept(ctx)
-			if err != nil {
-				return
-			}
-			st, err := in.Accept()
-			if err == nil {
-				go io.Copy(io.Discard, st)
-			}
+// Probes cost a ping in each 10 ms. They are for paths that have a limit.
+func TestOnlyFarPathsAreProbed(t *testing.T) {
+	for rtt, want := range map[time.Duration]bool{nearby / 2: false, 2 * nearby: true} {
+		l := lonely(t)
+		l.load.bulk.Store(true)
+		l.mu.Lock()
+		now := time.Now()
+		l.flight.marks = []mark{{l.out.acked, now.Add(-rtt)}}
+		l.landed(now)
+		d := l.delay()
+		l.mu.Unlock()
+		d.mu.Lock()
+		if probed := !d.asked.IsZero(); probed != want {
+			t.Errorf("a path of %v is probed: %v", rtt, probed)
 		}
-	}})
-	c := NewClient(ClientConfig{Dial: func(context.Context) (net.Conn, error) { return dial(), nil }, Links: 2,
-		OnSession: func(_ context.Context, s *Session) { sessions <- s }})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	defer func() { cancel(); <-done }()
-	s := <-sessions
-	testenv.Until(t, "the link for bulk is attached", func() bool { return len(s.bulkLinks(nil)) == 1 })
-	for i := range 2 {
-		st, err := s.openOn(ctx, s.link(i), Request{Proto: ProtoTCP}, false)
-		if err == nil {
-			st, err = s.opened(ctx, st)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer st.Reset()
-		for began := time.Now(); time.Since(began) < 20*pauseTime; {
-			if _, err := st.Write(make([]byte, 64<<10)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	l := s.link(0)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if far := l.far(); l.heart.pingSeq > 1 && !far {
-		t.Errorf("the near path was probed %d times", l.heart.pingSeq-1)
+		d.mu.Unlock()
 	}
 }
