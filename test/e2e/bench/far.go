@@ -18,7 +18,7 @@ import (
 	"kubevpn/test/lab"
 )
 
-// farLine is a line, and the congestion control of every TCP sender.
+// farLine is a line, and the congestion control of every TCP sender but kubevpn on the laptop, which asks for BBR.
 type farLine struct {
 	lab.Line
 	congestion string
@@ -86,9 +86,23 @@ var farMeasurements = []measurement{
 	{quicRow, "MB/s", "http3-down", securePort, 1, bytesPerSecond, nil},
 }
 
-// takes reports whether a row of far lines is measured by a path. QUIC to a pod shows the upper limit for QUIC as a
+// brief reports whether the line is a row of the table of many lines, with few measurements, instead of a table.
+func (l farLine) brief() bool { return l.congestion == cubic || l.Loss >= 0.01 }
+
+// briefMeasurements are the columns of the table of many lines.
+var briefMeasurements = []string{"down, 1 flow", "down, 8 flows", "up, 1 flow", besideDown, besideTail}
+
+// takes reports whether a measurement is made on the line by a path. QUIC to a pod shows the upper limit for QUIC as a
 // transport.
-func (m measurement) takes(p path) bool { return m.row != quicRow || p == kernel }
+func (l farLine) takes(m measurement, p path) bool {
+	switch {
+	case l.brief():
+		return p != portForward && slices.Contains(briefMeasurements, m.row)
+	case m.row == quicRow:
+		return p == kernel
+	}
+	return true
+}
 
 // far measures kubevpn by api-proxy with gvisor over lines between the laptop and the cluster, beside plain TCP and
 // `kubectl port-forward` over the same line.
@@ -101,13 +115,17 @@ type far struct {
 // measures reports whether anything on the line is to be measured.
 func (b *far) measures(line farLine) bool {
 	return slices.ContainsFunc(farMeasurements, func(m measurement) bool {
-		return b.match.MatchString(onLine(line, m.row))
+		return line.takes(m, kernel) && b.match.MatchString(onLine(line, m.row))
 	})
 }
 
 func (b *far) run(ctx context.Context) (*farReport, error) {
 	lines := slices.DeleteFunc(b.lines, func(line farLine) bool { return !b.measures(line) })
-	r := &farReport{report: newReport(thisMachine(), b.each), lines: lines, rounds: b.rounds}
+	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return nil, fmt.Errorf("git describe: %w", err)
+	}
+	r := &farReport{newReport(thisMachine(), b.each), lines, b.rounds, strings.TrimSpace(string(commit))}
 	return r, b.onLab(ctx, func(ctx context.Context) (err error) {
 		restore, err := allow(bbr, cubic)
 		if err != nil {
@@ -238,7 +256,7 @@ func (b *far) measureLine(ctx context.Context, r *farReport, line farLine) error
 					continue
 				}
 				for _, p := range farPaths {
-					if !m.takes(p) {
+					if !line.takes(m, p) {
 						continue
 					}
 					if err := b.settle(ctx); err != nil {
@@ -308,22 +326,28 @@ func (b *far) carried(ctx context.Context) (int, error) {
 // onLine is a row of the report for one line.
 func onLine(line farLine, row string) string { return line.String() + ": " + row }
 
-// farReport has a table for each line.
+// farReport has a table for each line, and one of many lines.
 type farReport struct {
 	*report
 	lines  []farLine
 	rounds int
+	commit string
 }
 
 func (r *farReport) render() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured on %s.\nMedians of %d rounds, each measurement of %v. ", r.machine, r.rounds, r.each)
+	fmt.Fprintf(&b, "Measured on %s, at commit %s.\nMedians of %d rounds, each measurement of %v. ", r.machine, r.commit,
+		r.rounds, r.each)
 	fmt.Fprintf(&b, "`kubevpn connect` with its daemon and manager running takes %s round trips.\n",
 		r.shown("%.1f", roundTripsRow, all))
 	for _, line := range r.lines {
-		fmt.Fprintf(&b, "\n%s:\n\n", line)
-		r.table(&b, line)
+		if !line.brief() {
+			fmt.Fprintf(&b, "\n%s:\n\n", line)
+			r.table(&b, line)
+		}
 	}
+	fmt.Fprintf(&b, "\nOther lines, %s first, then %s:\n\n", kernel, gvisorProxy)
+	r.briefTable(&b)
 	return b.String()
 }
 
@@ -339,7 +363,25 @@ func (r *farReport) table(b *strings.Builder, line farLine) {
 		for _, p := range farPaths {
 			cells = append(cells, r.shown("%.1f", row, p))
 		}
-		cells = append(cells, r.ratio(row, gvisorProxy, kernel), r.ratio(row, gvisorProxy, portForward))
+		tableLine(b, append(cells, r.ratio(row, gvisorProxy, kernel), r.ratio(row, gvisorProxy, portForward)))
+	}
+}
+
+func (r *farReport) briefTable(b *strings.Builder) {
+	header(b, []string{"", "down, 1 flow (MB/s)", "down, 8 flows", "up, 1 flow", rttRow + ", beside 2 downloads (ms)",
+		besideTail})
+	for _, line := range r.lines {
+		if !line.brief() {
+			continue
+		}
+		cells := []string{line.String()}
+		for _, m := range briefMeasurements {
+			row, format := onLine(line, m), "%.1f"
+			if m == besideDown || m == besideTail {
+				format = "%.0f"
+			}
+			cells = append(cells, r.shown(format, row, kernel)+"; "+r.shown(format, row, gvisorProxy))
+		}
 		tableLine(b, cells)
 	}
 }
@@ -348,16 +390,19 @@ func (r *farReport) table(b *strings.Builder, line farLine) {
 func (r *farReport) plots() []chart {
 	return []chart{
 		{name: "far-throughput", title: "Throughput of one download", axis: "MB/s", format: "%.1f",
-			rows: r.lineNames(), paths: farPaths, upper: func(row string) string { return row + ": down, 1 flow" }},
+			rows: r.lineNames(), paths: farPaths, upper: func(line string) string { return line + ", BBR: down, 1 flow" }},
 		{name: "far-latency", title: "Round trip of 1 byte beside 2 downloads", axis: "ms", format: "%.0f",
-			rows: r.lineNames(), paths: farPaths, upper: func(row string) string { return row + ": " + besideDown }},
+			rows: r.lineNames(), paths: farPaths, upper: func(line string) string { return line + ", BBR: " + besideDown }},
 	}
 }
 
+// lineNames are the lines of the plots.
 func (r *farReport) lineNames() []string {
-	names := make([]string, len(r.lines))
-	for i, line := range r.lines {
-		names[i] = line.String()
+	var names []string
+	for _, line := range r.lines {
+		if line.congestion == bbr && line.Burst == 0 {
+			names = append(names, line.Line.String())
+		}
 	}
 	return names
 }
