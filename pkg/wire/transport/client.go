@@ -269,7 +269,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 				return
 			}
 			if l.current() == conn {
-				l.log.Info("moving", "from", conn.path, "to", l.wanted.Load())
+				l.log.Info("changing the conn", "from", conn.path, "to", l.wanted.Load())
 			} else {
 				c.lost(s, l, conn)
 				if time.Since(conn.born) > time.Second {
@@ -310,7 +310,8 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 	}
 }
 
-// awaitChange returns when conn is lost or the link has to move to another transport, or the session or ctx ends.
+// awaitChange returns when conn is lost, or the link needs a new one or has to move to another transport, or the session
+// or ctx ends.
 func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
 	for {
 		wanted, changed := l.wanted.Get()
@@ -321,6 +322,10 @@ func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
 		case <-conn.dead:
 			return
 		case <-changed:
+		case <-l.renew:
+			if now := time.Now(); now.Sub(conn.born) > freshConn && l.session.delays[conn.path].lossy(now) {
+				return
+			}
 		case <-ctx.Done():
 			return
 		case <-l.session.done:

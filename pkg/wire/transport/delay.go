@@ -30,11 +30,8 @@ type delay struct {
 	last     time.Time     // when the last drain began
 	drains   int
 
-	// The least round trips of probes in this window of time and the one before.
-	line, lineBefore time.Duration
-	latest           time.Duration // round trip of the last probe
-	window           time.Time     // when this one began
-	asked            time.Time     // when the last probe was sent
+	probes       [8]time.Duration // round trips, the latest first; 0: there are fewer since bulk began
+	asked, heard time.Time        // when the last probe was sent, and when one was answered
 }
 
 const (
@@ -42,8 +39,8 @@ const (
 	leastTarget = 10 * time.Millisecond
 	mostTarget  = 25 * time.Millisecond
 	drainEvery  = 2 * time.Second
-	lossTime    = time.Minute            // for which a path counts as lossy after a loss
-	leastWindow = 100 * time.Millisecond // of probes
+	lossTime    = 10 * time.Minute       // for which a path counts as lossy after a loss
+	probePause  = 200 * time.Millisecond // or four round trips: without an answer of a probe
 	drainSlack  = 10 * time.Millisecond  // for what delays acknowledgements
 )
 
@@ -60,7 +57,7 @@ func target(base time.Duration) time.Duration { return min(max(leastTarget, base
 func (d *delay) reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.base, d.previous, d.shown, d.line, d.lineBefore, d.latest = 0, 0, 0, 0, 0, 0
+	d.base, d.previous, d.shown, d.probes = 0, 0, 0, [8]time.Duration{}
 	d.drain.Store(nil)
 }
 
@@ -93,32 +90,46 @@ func (d *delay) probed(rtt time.Duration, sent time.Time) {
 	d.sample(rtt, sent, false)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.turn(time.Now())
-	d.line, d.latest = lesser(d.line, rtt), rtt
+	copy(d.probes[1:], d.probes[:])
+	d.probes[0], d.heard = rtt, time.Now()
 }
 
-// turn begins a new window of probes when it is time. Call with mu held.
-func (d *delay) turn(now time.Time) {
-	switch passed, width := now.Sub(d.window), max(2*d.base, leastWindow); {
-	case passed > 2*width:
-		d.line, d.lineBefore, d.window = 0, 0, now
-	case passed > width:
-		d.line, d.lineBefore, d.window = 0, d.line, now
+// line returns the least round trip of the last probes, or 0 if it is unknown. sure reports that they are many. Call
+// with mu held.
+func (d *delay) line(now time.Time) (least time.Duration, sure bool) {
+	if now.Sub(d.heard) > max(4*d.base, probePause) {
+		return 0, false // they wait behind a lost packet
 	}
+	for _, rtt := range d.probes {
+		if rtt > 0 {
+			least = lesser(least, rtt)
+		}
+	}
+	return least, d.probes[len(d.probes)-1] > 0
 }
 
 // lossy reports whether the path has lost packets lately.
 func (d *delay) lossy(now time.Time) bool { return now.UnixNano()-d.lost.Load() < int64(lossTime) }
 
-// ask reports whether it is time for another probe.
-func (d *delay) ask(now time.Time) bool {
+// still reports whether there was no bulk lately, whose queue may have dropped a packet.
+func (d *delay) still(now time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return now.Sub(d.asked) > bulkPause
+}
+
+// ask reports whether it is time for another probe, and whether bulk has just begun.
+func (d *delay) ask(now time.Time) (due, begins bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if now.Sub(d.asked) < max(d.base/2, pauseTime) {
-		return false
+		return false, false
+	}
+	if begins = now.Sub(d.asked) > bulkPause; begins {
+		d.probes = [8]time.Duration{}
 	}
 	d.asked = now
-	return true
+	return true, begins
 }
 
 func lesser(known, new time.Duration) time.Duration {

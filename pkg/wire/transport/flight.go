@@ -54,6 +54,7 @@ type mark struct {
 type round struct {
 	end     uint64 // it is over when this is acknowledged
 	began   time.Time
+	from    time.Time     // when what was not acknowledged as it began was sent first
 	acked   uint64        // when it began
 	rtt     time.Duration // the least so far
 	most    time.Duration // the longest
@@ -125,7 +126,7 @@ func (l *link) full(held int) bool {
 func (l *link) departed(at time.Time) {
 	f := &l.flight
 	if f.round.end == 0 {
-		f.round = round{end: l.out.sent, began: at, acked: l.out.acked}
+		f.begin(l, at)
 	}
 	n := len(f.marks)
 	if n == 0 || l.out.sent-f.marks[n-1].end >= uint64(l.inFlight()/marksPerRTT) {
@@ -151,30 +152,45 @@ func (l *link) landed(now time.Time) {
 	f.round.rtt = lesser(f.round.rtt, rtt)
 	switch bulk := l.load.bulk.Load(); {
 	case !l.delay().far.Load(): // there is no limit that needs more
-	case bulk && l.delay().ask(now):
-		l.session.probeLine()
-	case !bulk && rtt > 2*time.Duration(l.load.rtt.Load())+leastRTO:
+	case bulk:
+		if due, begins := l.delay().ask(now); due {
+			l.session.probeLine(begins)
+		}
+	case rtt > 2*time.Duration(l.load.rtt.Load())+leastRTO && l.delay().still(now):
 		l.delay().lost.Store(now.UnixNano())
 	}
 	if l.out.acked < f.round.end {
 		return
 	}
 	if f.round.limited && l.delay().far.Load() {
-		l.adapt(now)
+		took := now.Sub(f.round.began)
+		if !l.delay().lossy(now) { // what the queue has dropped holds up bytes: they arrive at once, as BBR knows
+			took = max(took, newest.at.Sub(f.round.from))
+		}
+		l.adapt(now, took)
 	}
 	f.round = round{}
 	if l.out.unsent() > 0 || l.out.acked < l.out.sent {
-		f.round = round{end: l.out.sent, began: now, acked: l.out.acked}
+		f.begin(l, now)
 	}
 }
 
-// adapt changes the limit at the end of a round in which it was used up. Call with mu held and a conn.
-func (l *link) adapt(now time.Time) {
+// begin begins a round of the link.
+func (f *flight) begin(l *link, now time.Time) {
+	f.round = round{end: l.out.sent, began: now, from: now, acked: l.out.acked}
+	if len(f.marks) > 0 {
+		f.round.from = f.marks[0].at
+	}
+}
+
+// adapt changes the limit at the end of a round in which it was used up, and whose bytes took a time to be sent or
+// acknowledged. Call with mu held and a conn.
+func (l *link) adapt(now time.Time, took time.Duration) {
 	f, d := &l.flight, l.delay()
 	d.mu.Lock()
 	base := d.base
-	d.turn(now)
-	line, latest := lesser(d.line, d.lineBefore), d.latest
+	line, sure := d.line(now)
+	latest := d.probes[0]
 	drains, draining, since := d.drains, d.drain.Load() != nil, now.Sub(d.last)
 	d.mu.Unlock()
 	if draining {
@@ -189,16 +205,19 @@ func (l *link) adapt(now time.Time) {
 	}
 	goal := base + target(base)
 	if f.startup {
-		took := max(now.Sub(f.round.began), base) // the bytes that a lost packet held up arrive at once
+		took = max(took, base)
 		rtt, holes := l.delays(f.round.rtt, f.round.most, base, latest)
 		l.double(min(rtt, f.round.rtt) >= goal, goal, holes, took)
 		return
 	}
-	if !f.span.add(f.round, now.Sub(f.round.began), l.out.acked-f.round.acked) {
+	if !f.span.add(f.round, took, l.out.acked-f.round.acked) {
 		return
 	}
-	if f.span.most-f.span.rtt > base/2 && lesser(line, f.span.rtt) <= goal { // no queue, but bytes are held up
+	switch held := f.span.most-f.span.rtt > base/2; {
+	case held && line > 0 && line <= goal:
 		d.lost.Store(now.UnixNano())
+	case held && line > goal && sure: // the session's own queue has dropped what is missing
+		d.lost.Store(0)
 	}
 	rtt, holes := l.delays(f.span.rtt, f.span.most, base, line)
 	rate := float64(f.span.acked) / f.span.took.Seconds()

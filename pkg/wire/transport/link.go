@@ -56,6 +56,7 @@ type link struct {
 	changed sync.Cond // broadcasts any other change: conn, reading, writing, out.sent, closed
 
 	wanted wakeup.Value[path] // the transport that the prober chose; Client.keep moves the link to it
+	renew  wakeup.Signal      // bulk begins: Client.keep replaces a conn that lost packets have slowed down
 
 	unread  unread
 	load    load
@@ -114,7 +115,8 @@ type linkConn struct {
 }
 
 func newLink(s *Session, index int) *link {
-	l := &link{session: s, index: index, log: s.log.With("link", index), flight: newFlight()}
+	l := &link{session: s, index: index, log: s.log.With("link", index), flight: newFlight(),
+		renew: wakeup.NewSignal()}
 	l.streams.byID, l.streams.nextID = make(map[uint32]*Stream), 1
 	if !s.client {
 		l.streams.nextID = 2

@@ -52,9 +52,13 @@ func (b *burst) next(now time.Time, n int) bool {
 	return b.bytes > burstBytes
 }
 
-// probeLine pings over a link that carries no bulk. It does not wait for that link's lock.
-func (s *Session) probeLine() {
+// probeLine pings over a link that carries no bulk, and calls renew if bulk begins. It does not wait for that link's
+// lock.
+func (s *Session) probeLine(begins bool) {
 	s.wg.Go(func() {
+		if begins {
+			s.renew()
+		}
 		s.mu.Lock()
 		l := s.links[0]
 		s.mu.Unlock()
@@ -64,6 +68,21 @@ func (s *Session) probeLine() {
 			l.ping(time.Now())
 		}
 	})
+}
+
+// A conn that has carried little for a while on a path that loses packets may be slow for long: its congestion control
+// no longer knows the rate (BBR's filter keeps ten round trips, and a retransmission of a lone packet is a sample), and
+// it probes for more slowly, unlike a new conn.
+const (
+	bulkPause = time.Second      // a pause after which bulk begins
+	freshConn = 10 * time.Second // the age from which a conn is replaced as bulk begins
+)
+
+// renew asks the client to replace the conns of the bulk links, as bulk begins.
+func (s *Session) renew() {
+	for _, l := range s.bulkLinks(nil) {
+		l.renew.Raise()
+	}
 }
 
 // far reports whether the link's conn uses a far path. Call with mu held.
