@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -94,18 +95,18 @@ func (d *delay) probed(rtt time.Duration, sent time.Time) {
 	d.probes[0], d.heard = rtt, time.Now()
 }
 
-// line returns the least round trip of the last probes, or 0 if it is unknown. sure reports that they are many. Call
-// with mu held.
-func (d *delay) line(now time.Time) (least time.Duration, sure bool) {
-	if now.Sub(d.heard) > max(4*d.base, probePause) {
-		return 0, false // they wait behind a lost packet
+// line returns the round trips that three and five of the last eight probes did not exceed, or 0 if they are unknown:
+// lost packets delay less than half of the probes, and a queue most of them. Call with mu held.
+func (d *delay) line(now time.Time) (three, five time.Duration) {
+	switch {
+	case now.Sub(d.heard) > max(4*d.base, probePause): // they wait behind a lost packet
+		return 0, 0
+	case d.probes[len(d.probes)-1] == 0:
+		return d.probes[0], 0
 	}
-	for _, rtt := range d.probes {
-		if rtt > 0 {
-			least = lesser(least, rtt)
-		}
-	}
-	return least, d.probes[len(d.probes)-1] > 0
+	sorted := d.probes
+	slices.Sort(sorted[:])
+	return sorted[2], sorted[4]
 }
 
 // lossy reports whether the path has lost packets lately.

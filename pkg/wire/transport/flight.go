@@ -91,7 +91,7 @@ const (
 	spanRounds   = 3
 	spanTime     = 250 * time.Millisecond
 	pauseTime    = 10 * time.Millisecond // without an acknowledgement, until it counts as late
-	mostHoles    = 3                     // round trips for which lost packets hold up others
+	mostHoles    = 4                     // round trips for which lost packets hold up others
 )
 
 func newFlight() flight { return flight{limit: firstFlight, least: leastFlight, startup: true} }
@@ -163,11 +163,8 @@ func (l *link) landed(now time.Time) {
 		return
 	}
 	if f.round.limited && l.delay().far.Load() {
-		took := now.Sub(f.round.began)
-		if !l.delay().lossy(now) { // what the queue has dropped holds up bytes: they arrive at once, as BBR knows
-			took = max(took, newest.at.Sub(f.round.from))
-		}
-		l.adapt(now, took)
+		// What a lost packet has held up arrives at once, but was not sent at once (as BBR's delivery rate).
+		l.adapt(now, max(now.Sub(f.round.began), newest.at.Sub(f.round.from)))
 	}
 	f.round = round{}
 	if l.out.unsent() > 0 || l.out.acked < l.out.sent {
@@ -189,7 +186,7 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	f, d := &l.flight, l.delay()
 	d.mu.Lock()
 	base := d.base
-	line, sure := d.line(now)
+	line, usual := d.line(now)
 	latest := d.probes[0]
 	drains, draining, since := d.drains, d.drain.Load() != nil, now.Sub(d.last)
 	d.mu.Unlock()
@@ -213,13 +210,18 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	if !f.span.add(f.round, took, l.out.acked-f.round.acked) {
 		return
 	}
-	switch held := f.span.most-f.span.rtt > base/2; {
-	case held && line > 0 && line <= goal:
-		d.lost.Store(now.UnixNano())
-	case held && line > goal && sure: // the session's own queue has dropped what is missing
+	held := usual > 0 && f.span.most-f.span.rtt > base/2
+	own := held && line > goal && usual-line < base/6 // a queue that drops packets; pauses of the path differ more
+	switch {
+	case own:
 		d.lost.Store(0)
+	case held && usual <= goal: // lost packets hold up bytes, without a queue
+		d.lost.Store(now.UnixNano())
 	}
 	rtt, holes := l.delays(f.span.rtt, f.span.most, base, line)
+	if held && !own {
+		holes = min(f.span.most-f.span.rtt, mostHoles*base)
+	}
 	rate := float64(f.span.acked) / f.span.took.Seconds()
 	f.recent = max(rate, 0.8*f.recent+0.2*rate)
 	f.span = span{}
@@ -232,8 +234,8 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 		return
 	}
 	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
-	if l.load.bulk.Load() && rtt <= goal { // what is more waits elsewhere
-		f.limit = min(f.limit, int(f.recent*(goal+holes).Seconds())+flightGrowth)
+	if l.load.bulk.Load() && (own || rtt <= goal) { // what is more waits elsewhere
+		f.limit = min(f.limit, int(f.recent*(max(rtt, goal)+holes).Seconds())+flightGrowth)
 		f.limit = max(f.limit, int(f.recent*base.Seconds()))
 	}
 	f.limit = min(max(f.limit, f.least), replayBuffer)
