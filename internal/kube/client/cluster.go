@@ -196,7 +196,7 @@ func restConfig(raw *clientcmdapi.Config) (*rest.Config, error) {
 	if err != nil {
 		return nil, unusable(err)
 	}
-	return config, addEnviron(config, raw)
+	return config, nil
 }
 
 func serverURL(config *rest.Config) (*url.URL, error) {
@@ -227,6 +227,9 @@ func loginFor(config *rest.Config, raw *clientcmdapi.Config, o Options) (*login,
 		return nil, nil
 	}
 	if _, err := extension(userOf(raw).Extensions, refusalExtension, &l.plugin.refusal); err != nil {
+		return nil, err
+	}
+	if _, err := extension(userOf(raw).Extensions, environExtension, &l.plugin.environ); err != nil {
 		return nil, err
 	}
 	if o.LoginOf != nil && o.LoginOf.login != nil {

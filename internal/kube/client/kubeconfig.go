@@ -18,7 +18,6 @@ import (
 
 	"golang.org/x/net/http/httpproxy"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -300,21 +299,6 @@ const (
 	refusalExtension = "kubevpn/refusal" // why the caller's kuberc does not allow the plugin; empty: it does
 )
 
-// addEnviron adds the environment that Prepare has written to the configuration of the user's credential plugin.
-func addEnviron(config *rest.Config, raw *clientcmdapi.Config) error {
-	if config.ExecProvider == nil {
-		return nil
-	}
-	var environ []string
-	if ok, err := extension(userOf(raw).Extensions, environExtension, &environ); !ok || err != nil {
-		return err
-	}
-	plugin := *config.ExecProvider
-	plugin.Env = mergeEnv(plugin.Env, environ)
-	config.ExecProvider = &plugin
-	return nil
-}
-
 // userOf returns the user of the current context, or an empty one.
 func userOf(raw *clientcmdapi.Config) *clientcmdapi.AuthInfo {
 	if kctx := raw.Contexts[raw.CurrentContext]; kctx != nil && raw.AuthInfos[kctx.AuthInfo] != nil {
@@ -346,19 +330,6 @@ func extension(extensions map[string]runtime.Object, name string, value any) (bo
 		return false, api.Errorf(api.ExitKubeconfig, "the kubeconfig's extension %s: %w", name, err)
 	}
 	return true, nil
-}
-
-// mergeEnv returns the caller's environment with the kubeconfig's own variables, which take precedence.
-func mergeEnv(own []clientcmdapi.ExecEnvVar, environ []string) []clientcmdapi.ExecEnvVar {
-	caller := environment(environ)
-	for _, v := range own {
-		delete(caller, v.Name)
-	}
-	var merged []clientcmdapi.ExecEnvVar
-	for _, name := range slices.Sorted(maps.Keys(caller)) {
-		merged = append(merged, clientcmdapi.ExecEnvVar{Name: name, Value: caller[name]})
-	}
-	return append(merged, own...)
 }
 
 // environment converts NAME=value to a map. Of several values the last one counts, as in a process.

@@ -114,8 +114,9 @@ func TestPrepareResolvesThePlugin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var c *Cluster
 	for range 2 { // a login changes its own copy
-		if c, err := p.Load(Options{}); err != nil || !c.HasAccount(p.Kubeconfig) || c.login == nil {
+		if c, err = p.Load(Options{}); err != nil || !c.HasAccount(p.Kubeconfig) || c.login == nil {
 			t.Fatalf("%+v, %v", c, err)
 		}
 	}
@@ -124,13 +125,7 @@ func TestPrepareResolvesThePlugin(t *testing.T) {
 	if got, want := e.Command+" "+strings.Join(e.Args, " "), plugin+" get-token --cluster far"; got != want {
 		t.Fatalf("command %q, want %q", got, want)
 	}
-	env := map[string]string{}
-	for _, v := range e.Env {
-		if _, twice := env[v.Name]; twice {
-			t.Fatalf("%s is set twice", v.Name)
-		}
-		env[v.Name] = v.Value
-	}
+	env := environment(c.login.plugin.env())
 	if env["REGION"] != "kubeconfig" || env["ZONE"] != "a=b" || env["HOME"] != dir {
 		t.Fatalf("environment %v", env)
 	}

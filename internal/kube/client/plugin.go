@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -50,6 +51,7 @@ type plugin struct {
 	config  *clientcmdapi.ExecConfig
 	cluster *clientauthentication.Cluster // nil unless the kubeconfig sets provideClusterInfo
 	timeout time.Duration                 // without a terminal
+	environ []string                      // of the caller of Prepare; the kubeconfig's own variables take precedence
 	refusal string                        // why the user's kuberc does not allow it; empty: it does
 }
 
@@ -110,11 +112,7 @@ func (p *plugin) run(ctx context.Context, t Terminal) (*api.Credential, error) {
 		defer cancel()
 	}
 	cmd := exec.CommandContext(bounded, p.config.Command, p.config.Args...)
-	cmd.Env = os.Environ()
-	for _, v := range p.config.Env {
-		cmd.Env = append(cmd.Env, v.Name+"="+v.Value)
-	}
-	cmd.Env = append(cmd.Env, "KUBERNETES_EXEC_INFO="+info)
+	cmd.Env = append(p.env(), "KUBERNETES_EXEC_INFO="+info)
 	out, said := &tail{most: credentialMost + 1}, &tail{most: saidMost}
 	cmd.Stdout, cmd.Stderr = out, said
 	if t.Stderr != nil {
@@ -140,6 +138,12 @@ func (p *plugin) run(ctx context.Context, t Terminal) (*api.Credential, error) {
 		return nil, p.failed(ctx, bounded, err, said.String())
 	}
 	return p.decode(out.bytes())
+}
+
+// env returns the environment of the plugin. Of several values of a variable, the last one counts.
+func (p *plugin) env() []string {
+	own := api.Texts(p.config.Env, func(v clientcmdapi.ExecEnvVar) string { return v.Name + "=" + v.Value })
+	return slices.Concat(os.Environ(), p.environ, own)
 }
 
 // failed returns the error for a plugin that failed.
