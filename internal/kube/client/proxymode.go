@@ -96,17 +96,11 @@ type proxyQuestions struct {
 	raw  func(ctx context.Context, path string) ([]byte, error) // GET
 }
 
-// finding is one answer to a question about kube-proxy.
-type finding struct {
-	KubeProxy
-	// trace reports that there is a kube-proxy, in any mode.
-	trace bool
-}
-
 // proxyQuestion is one source of information about kube-proxy.
 type proxyQuestion struct {
 	what string // for By of KubeProxyUnknown: "get configmaps in kube-system"
-	ask  func(ctx context.Context) ([]finding, error)
+	// ask returns the answers. One without a mode only shows that there is a kube-proxy.
+	ask func(ctx context.Context) ([]KubeProxy, error)
 }
 
 func (q proxyQuestions) find(ctx context.Context, node string) KubeProxy {
@@ -118,9 +112,9 @@ func (q proxyQuestions) find(ctx context.Context, node string) KubeProxy {
 		{"list daemonsets in kube-system", q.daemonSets},
 		{"list pods in kube-system", q.staticPods},
 		{"get configmaps in kube-system", q.configMaps},
-		{"list nodes", func(ctx context.Context) ([]finding, error) { return q.distributions(ctx, node) }},
+		{"list nodes", func(ctx context.Context) ([]KubeProxy, error) { return q.distributions(ctx, node) }},
 	}
-	answers, errs := make([][]finding, len(questions)), make([]error, len(questions))
+	answers, errs := make([][]KubeProxy, len(questions)), make([]error, len(questions))
 	var wg sync.WaitGroup
 	for i, question := range questions {
 		wg.Go(func() { answers[i], errs[i] = question.ask(ctx) })
@@ -190,14 +184,14 @@ func (c *Cluster) NodeModes(ctx context.Context) map[KubeProxyMode][]string {
 
 // decideProxy returns the first answer that states a mode. If the findings of one answer contradict each other, it
 // returns no mode and ignores the less reliable answers.
-func decideProxy(answers [][]finding) (found KubeProxy, traced bool) {
-	for _, findings := range answers {
-		for _, c := range findings {
-			traced = traced || c.trace
+func decideProxy(answers [][]KubeProxy) (found KubeProxy, traced bool) {
+	for _, all := range answers {
+		for _, c := range all {
 			switch {
 			case c.Mode == "":
+				traced = true
 			case found.Mode == "":
-				found = c.KubeProxy
+				found = c
 			case found.Mode != c.Mode:
 				return KubeProxy{By: fmt.Sprintf("%s says %s, %s says %s", found.By, found.Mode, c.By, c.Mode)}, true
 			}
@@ -210,7 +204,7 @@ func decideProxy(answers [][]finding) (found KubeProxy, traced bool) {
 }
 
 // cilium reads Cilium's configuration. If it replaces kube-proxy, it serves ClusterIPs even if a kube-proxy still runs.
-func (q proxyQuestions) cilium(ctx context.Context) ([]finding, error) {
+func (q proxyQuestions) cilium(ctx context.Context) ([]KubeProxy, error) {
 	const name = "cilium-config"
 	cm, err := q.kube.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -223,13 +217,13 @@ func (q proxyQuestions) cilium(ctx context.Context) ([]finding, error) {
 		if cm.Data["enable-host-legacy-routing"] != "true" {
 			p.By += ", with BPF host routing: packets of pods bypass the node's netfilter"
 		}
-		return []finding{{KubeProxy: p}}, nil
+		return []KubeProxy{p}, nil
 	}
 	return nil, nil
 }
 
 // calico reads Calico's configuration object. A cluster without Calico does not know the kind.
-func (q proxyQuestions) calico(ctx context.Context) ([]finding, error) {
+func (q proxyQuestions) calico(ctx context.Context) ([]KubeProxy, error) {
 	data, err := q.raw(ctx, "/apis/crd.projectcalico.org/v1/felixconfigurations/default")
 	if err != nil {
 		return nil, err
@@ -245,27 +239,24 @@ func (q proxyQuestions) calico(ctx context.Context) ([]finding, error) {
 	if !felix.Spec.BPFEnabled {
 		return nil, nil
 	}
-	replaced := KubeProxy{Mode: KubeProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}
-	return []finding{{KubeProxy: replaced}}, nil
+	return []KubeProxy{{Mode: KubeProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}}, nil
 }
 
-func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
+func (q proxyQuestions) daemonSets(ctx context.Context) ([]KubeProxy, error) {
 	list, err := q.kube.AppsV1().DaemonSets(systemNamespace).List(ctx, metav1.ListOptions{Limit: listLimit})
 	if err != nil {
 		return nil, err
 	}
-	var replaced, findings []finding
+	var replaced, findings []KubeProxy
 	for _, d := range list.Items {
 		by := "the DaemonSet " + systemNamespace + "/" + d.Name
 		for _, c := range d.Spec.Template.Spec.Containers {
 			switch {
 			case runs(c, "calico-node") && variable(c, "FELIX_BPFENABLED") == "true":
-				replaced = append(replaced,
-					finding{KubeProxy: KubeProxy{Mode: KubeProxyNone, Replacement: "Calico (eBPF)", By: by}})
+				replaced = append(replaced, KubeProxy{Mode: KubeProxyNone, Replacement: "Calico (eBPF)", By: by})
 			case runs(c, "kube-router"):
 				if on, given := argument(c, "run-service-proxy"); !given || on != "false" { // it is on by default
-					replaced = append(replaced,
-						finding{KubeProxy: KubeProxy{Mode: KubeProxyIPVS, By: "kube-router in " + by}})
+					replaced = append(replaced, KubeProxy{Mode: KubeProxyIPVS, By: "kube-router in " + by})
 				}
 			}
 		}
@@ -278,13 +269,13 @@ func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
 }
 
 // staticPods finds kube-proxies that no DaemonSet runs, as in RKE2 and GKE.
-func (q proxyQuestions) staticPods(ctx context.Context) ([]finding, error) {
+func (q proxyQuestions) staticPods(ctx context.Context) ([]KubeProxy, error) {
 	list, err := q.kube.CoreV1().Pods(systemNamespace).List(ctx,
 		metav1.ListOptions{LabelSelector: "component=kube-proxy", Limit: listLimit})
 	if err != nil {
 		return nil, err
 	}
-	var findings []finding
+	var findings []KubeProxy
 	for _, p := range list.Items {
 		findings = append(findings, proxyFindings(p.Spec, "the pod "+systemNamespace+"/"+p.Name)...)
 	}
@@ -292,19 +283,19 @@ func (q proxyQuestions) staticPods(ctx context.Context) ([]finding, error) {
 }
 
 // proxyFindings reads the arguments of a pod's kube-proxy, if it has one. With --config, kube-proxy ignores the others.
-func proxyFindings(pod corev1.PodSpec, by string) []finding {
+func proxyFindings(pod corev1.PodSpec, by string) []KubeProxy {
 	if pod.NodeSelector[corev1.LabelOSStable] == "windows" {
 		return nil
 	}
-	var findings []finding
+	var findings []KubeProxy
 	for _, c := range pod.Containers {
 		if !runs(c, "kube-proxy") {
 			continue
 		}
-		found := finding{trace: true}
-		mode, _ := argument(c, "proxy-mode")
+		var found KubeProxy
 		if _, file := argument(c, "config"); !file {
-			found.KubeProxy = proxyByName(mode, by)
+			mode, _ := argument(c, "proxy-mode")
+			found = proxyByName(mode, by)
 		}
 		findings = append(findings, found)
 	}
@@ -312,7 +303,7 @@ func proxyFindings(pod corev1.PodSpec, by string) []finding {
 }
 
 // configMaps reads kube-proxy's configuration, under the names of kubeadm and of EKS, at any key.
-func (q proxyQuestions) configMaps(ctx context.Context) ([]finding, error) {
+func (q proxyQuestions) configMaps(ctx context.Context) ([]KubeProxy, error) {
 	for _, name := range []string{"kube-proxy", "kube-proxy-config"} {
 		cm, err := q.kube.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -327,7 +318,7 @@ func (q proxyQuestions) configMaps(ctx context.Context) ([]finding, error) {
 				Mode string `json:"mode"`
 			}
 			if yaml.Unmarshal([]byte(text), &config) == nil && config.Kind == "KubeProxyConfiguration" {
-				return []finding{{KubeProxy: proxyByName(config.Mode, configMap(name)), trace: true}}, nil
+				return []KubeProxy{proxyByName(config.Mode, configMap(name))}, nil
 			}
 		}
 	}
@@ -341,12 +332,12 @@ var innerMode = regexp.MustCompile(`-kube-proxy-arg[= ]-*proxy-mode=(\S+)`)
 
 // distributions reads the arguments that k3s and RKE2 write to annotations of their nodes. In k3s, kube-proxy is part
 // of the program and runs unless a server disables it.
-func (q proxyQuestions) distributions(ctx context.Context, node string) ([]finding, error) {
+func (q proxyQuestions) distributions(ctx context.Context, node string) ([]KubeProxy, error) {
 	list, err := q.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}
-	var own []finding
+	var own []KubeProxy
 	for _, n := range list.Items {
 		for _, annotation := range []string{"k3s.io/node-args", "rke2.io/node-args"} {
 			var args []string
@@ -356,7 +347,7 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]findi
 			c := corev1.Container{Args: args}
 			by := "the annotation " + annotation + " of node " + n.Name
 			if off, given := argument(c, "disable-kube-proxy"); given && off != "false" {
-				return []finding{{KubeProxy: KubeProxy{Mode: KubeProxyNone, By: by}}}, nil
+				return []KubeProxy{{Mode: KubeProxyNone, By: by}}, nil
 			}
 			if node != "" && n.Name != node {
 				continue
@@ -365,7 +356,7 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]findi
 			for _, m := range innerMode.FindAllStringSubmatch(strings.Join(args, " "), -1) {
 				mode = m[1] // the last one counts
 			}
-			own = append(own, finding{KubeProxy: proxyByName(mode, by), trace: true})
+			own = append(own, proxyByName(mode, by))
 		}
 	}
 	return own, nil
