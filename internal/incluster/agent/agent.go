@@ -53,7 +53,8 @@ type Config struct {
 	Pod         api.AgentPod
 	CheckedFrom []netip.Prefix // where the kubelet connects from
 
-	// Replaced by tests. kernel prepares redirects: each leader calls it at most once, and not for a sidecar.
+	// New sets these, and tests replace them. kernel prepares redirects: each leader calls it at most once, and not for
+	// a sidecar.
 	kernel    func() (kernel, error)
 	listenTCP func(port uint16) (net.Listener, error)
 	sameUser  func(net.Conn) error
@@ -71,21 +72,8 @@ type Agent struct {
 
 // New returns an Agent. It starts nothing.
 func New(cfg Config) *Agent {
-	if cfg.kernel == nil {
-		cfg.kernel = func() (kernel, error) { return openKernel(cfg) }
-	}
-	if cfg.listenTCP == nil {
-		cfg.listenTCP = listenTCP
-	}
-	if cfg.sameUser == nil {
-		cfg.sameUser = sameUser
-	}
-	if cfg.dialPlain == nil {
-		cfg.dialPlain = dialPlain
-	}
-	if cfg.listeners == nil {
-		cfg.listeners = readListeners
-	}
+	cfg.kernel = func() (kernel, error) { return openKernel(cfg) }
+	cfg.listenTCP, cfg.sameUser, cfg.dialPlain, cfg.listeners = listenTCP, sameUser, dialPlain, readListeners
 	return &Agent{cfg: cfg, log: cfg.Logger}
 }
 

@@ -895,8 +895,9 @@ func TestInvalidRegistrationsAreRejected(t *testing.T) {
 // An error of the start is on the output, which the owner reads.
 func TestErrorIsOnTheOutput(t *testing.T) {
 	g := newInfos()
-	err := New(Config{Owner: "nobody", Socket: fmt.Sprintf("@kubevpn-test-%s", t.Name()), Output: g, Logger: slog.New(slog.DiscardHandler),
-		kernel: func() (kernel, error) { return nil, errors.ErrUnsupported }}).Run(t.Context())
+	a := New(Config{Owner: "nobody", Socket: fmt.Sprintf("@kubevpn-test-%s", t.Name()), Output: g, Logger: slog.New(slog.DiscardHandler)})
+	a.cfg.kernel = func() (kernel, error) { return nil, errors.ErrUnsupported }
+	err := a.Run(t.Context())
 	want(t, err, api.ExitUsage, "nobody")
 	if said := g.next(t); said.Error == nil || said.Error.Code != api.ExitUsage {
 		t.Errorf("said %+v", said)

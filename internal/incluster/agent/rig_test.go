@@ -145,20 +145,20 @@ func newPod(t *testing.T, home *person, change ...func(*Config)) *pod {
 	}
 	cfg := Config{
 		Owner: home.hash, OwnerName: home.name, PodIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, Output: p.infos,
-		Logger:    slog.New(slog.NewTextHandler(p.log, nil)),
-		kernel:    func() (kernel, error) { return p.kernel, nil },
-		listenTCP: p.listen,
-		sameUser:  func(net.Conn) error { return nil },
-		dialPlain: p.kernel.Dial,
-		listeners: func() ([]netip.AddrPort, error) { return nil, nil },
-	}
-	for _, c := range change {
-		c(&cfg)
+		Logger: slog.New(slog.NewTextHandler(p.log, nil)),
 	}
 	serveHTTP(t, p.kernel.application, "application")
 	ctx, cancel := context.WithCancel(context.Background())
 	p.stop = cancel
-	go func() { p.ended <- New(cfg).serve(ctx, p.agents, p.conns, 7) }()
+	a := New(cfg)
+	a.cfg.kernel = func() (kernel, error) { return p.kernel, nil }
+	a.cfg.listenTCP, a.cfg.dialPlain = p.listen, p.kernel.Dial
+	a.cfg.sameUser = func(net.Conn) error { return nil }
+	a.cfg.listeners = func() ([]netip.AddrPort, error) { return nil, nil }
+	for _, c := range change {
+		c(&a.cfg)
+	}
+	go func() { p.ended <- a.serve(ctx, p.agents, p.conns, 7) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-p.ended; err != nil {

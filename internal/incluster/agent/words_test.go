@@ -131,12 +131,9 @@ func TestSocketOfAnotherProgramIsReported(t *testing.T) {
 	g := newInfos()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() {
-		ended <- New(Config{
-			Owner: alice.hash, OwnerName: alice.name, Socket: name, Output: g, Logger: slog.New(slog.DiscardHandler),
-			kernel: func() (kernel, error) { return nil, errors.ErrUnsupported },
-		}).Run(ctx)
-	}()
+	a := New(Config{Owner: alice.hash, OwnerName: alice.name, Socket: name, Output: g, Logger: slog.New(slog.DiscardHandler)})
+	a.cfg.kernel = func() (kernel, error) { return nil, errors.ErrUnsupported }
+	go func() { ended <- a.Run(ctx) }()
 	if said := g.next(t); said.Error == nil || said.Error.Code != api.ExitInject || !strings.Contains(said.Error.Message, "another agent") {
 		t.Errorf("said %+v", said)
 	}
