@@ -192,17 +192,8 @@ func (l *leader) record(by *owner, o *api.RecordOrder, cancel context.CancelFunc
 //	  │◀──────────────── Record  │   empty: recording; or Error, and the stream ends
 //	  │◀──────────────── Record  │   for each exchange; drops at least once a second
 //	  │ RecordOrder ────────────▶│   another Body
-func (s *laptopSession) serveRecords(ctx context.Context, in *transport.Incoming) error {
-	stream, err := in.Accept()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var reading sync.WaitGroup
-	defer reading.Wait()
-	defer cancel()
-	defer stream.Close()
-	defer context.AfterFunc(ctx, func() { stream.Close() })()
+func (s *laptopSession) serveRecords(ctx context.Context, cancel context.CancelFunc, stream *transport.Stream,
+	reading *sync.WaitGroup) error {
 	var order api.RecordOrder
 	lines, err := readFirst(stream, maxRecordOrder, &order)
 	if err != nil {

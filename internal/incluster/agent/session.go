@@ -48,7 +48,7 @@ func (s *laptopSession) serve(ctx context.Context) {
 		if err != nil {
 			return // the transport has logged why
 		}
-		serve := s.serveControl
+		serve := talk(s.serveControl)
 		switch {
 		case in.Proto == transport.ProtoRecord && !in.Datagrams():
 			serve = s.serveRecords
@@ -61,11 +61,29 @@ func (s *laptopSession) serve(ctx context.Context) {
 			greeted = true
 		}
 		talks.Go(func() {
-			if err := serve(ctx, in); err != nil {
+			if err := converse(ctx, in, serve); err != nil {
 				s.log.Debug("cannot serve a stream of the laptop", "request", in.Request, "err", err)
 			}
 		})
 	}
+}
+
+// talk serves a stream until it ends. Its goroutines belong to others, which end with ctx; cancel ends ctx.
+type talk func(ctx context.Context, cancel context.CancelFunc, stream *transport.Stream, others *sync.WaitGroup) error
+
+// converse accepts a stream and serves it. It closes the stream when ctx ends.
+func converse(ctx context.Context, in *transport.Incoming, serve talk) error {
+	stream, err := in.Accept()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer cancel()
+	defer stream.Close()
+	defer context.AfterFunc(ctx, func() { stream.Close() })()
+	return serve(ctx, cancel, stream, &others)
 }
 
 // serveControl serves a control stream until it ends:
@@ -77,19 +95,8 @@ func (s *laptopSession) serve(ctx context.Context) {
 //	  │◀──── AgentReport, its ID │   when the order is carried out, or rejected
 //	  │◀──── AgentReport, State  │   when something has changed
 //	  │◀──── AgentReport, Error  │   after a reset; the stream ends
-func (s *laptopSession) serveControl(ctx context.Context, in *transport.Incoming) error {
-	control, err := in.Accept()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var reports sync.WaitGroup
-	defer reports.Wait()
-	defer cancel()
-	defer control.Close()
-	stop := context.AfterFunc(ctx, func() { control.Close() })
-	defer stop()
-
+func (s *laptopSession) serveControl(ctx context.Context, cancel context.CancelFunc, control *transport.Stream,
+	reports *sync.WaitGroup) error {
 	out := &reporter{to: json.NewEncoder(control)}
 	var hello api.AgentHello
 	lines, err := readFirst(control, maxOrder, &hello)
