@@ -8,6 +8,8 @@ import (
 	quantity "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/kubectl/pkg/util/fieldpath"
 	"k8s.io/kubectl/pkg/util/resource"
+
+	"kubevpn/internal/api"
 )
 
 // field returns the value of a downward API field. Fields that only a running pod has are empty in others.
@@ -20,18 +22,12 @@ func field(pod *corev1.Pod, path string) (string, error) {
 	case "status.hostIP":
 		return pod.Status.HostIP, nil
 	case "status.hostIPs":
-		var ips []string
-		for _, ip := range pod.Status.HostIPs {
-			ips = append(ips, ip.IP)
-		}
+		ips := api.Texts(pod.Status.HostIPs, func(ip corev1.HostIP) string { return ip.IP })
 		return strings.Join(ips, ","), nil
 	case "status.podIP":
 		return pod.Status.PodIP, nil
 	case "status.podIPs":
-		var ips []string
-		for _, ip := range pod.Status.PodIPs {
-			ips = append(ips, ip.IP)
-		}
+		ips := api.Texts(pod.Status.PodIPs, func(ip corev1.PodIP) string { return ip.IP })
 		return strings.Join(ips, ","), nil
 	}
 	return fieldpath.ExtractFieldPathAsString(pod, path)

@@ -41,8 +41,6 @@ type Problem struct {
 
 func (p Problem) Error() string { return p.What + ": " + p.Err.Error() }
 
-func (p Problem) Unwrap() error { return p.Err }
-
 // Reader reads the environment and volumes of one container. Its methods may be called again, to see changes, but not
 // concurrently.
 type Reader struct {
@@ -103,10 +101,7 @@ func (s Source) Reader(container string) (*Reader, error) {
 // Here replaces volumes of the pod by directories of this machine, keyed by the volume's name. A volume that the
 // pod does not have is an *api.Error.
 func (r *Reader) Here(directories map[string]string) error {
-	var names []string
-	for _, v := range r.pod.Spec.Volumes {
-		names = append(names, v.Name)
-	}
+	names := api.Texts(r.pod.Spec.Volumes, func(v corev1.Volume) string { return v.Name })
 	for name := range directories {
 		if !slices.Contains(names, name) {
 			return api.Errorf(api.ExitUsage, "the pod has no volume %q", name).

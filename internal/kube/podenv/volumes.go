@@ -192,16 +192,16 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 		return Volume{Name: name, Empty: true}, nil
 	case source.ConfigMap != nil:
 		s := source.ConfigMap
-		err = e.dataFiles(&w, KindConfigMap, s.Name, s.Items, s.Optional, mode(s.DefaultMode))
+		err = e.dataFiles(&w, KindConfigMap, s.Name, s.Items, s.Optional, mode(s.DefaultMode, defaultMode))
 	case source.Secret != nil:
 		s := source.Secret
-		err = e.dataFiles(&w, KindSecret, s.SecretName, s.Items, s.Optional, mode(s.DefaultMode))
+		err = e.dataFiles(&w, KindSecret, s.SecretName, s.Items, s.Optional, mode(s.DefaultMode, defaultMode))
 	case source.DownwardAPI != nil:
-		e.downwardFiles(&w, source.DownwardAPI.Items, mode(source.DownwardAPI.DefaultMode))
+		e.downwardFiles(&w, source.DownwardAPI.Items, mode(source.DownwardAPI.DefaultMode, defaultMode))
 	case source.Projected != nil:
 		for n, s := range source.Projected.Sources {
 			err := e.source(&w, strconv.Itoa(n), func(w *writer) error {
-				return e.projected(ctx, w, s, mode(source.Projected.DefaultMode))
+				return e.projected(ctx, w, s, mode(source.Projected.DefaultMode, defaultMode))
 			})
 			if err != nil { // the other sources are still useful
 				e.problem("volume "+name, err)
@@ -262,10 +262,13 @@ func tokenOfProjection(s *corev1.ServiceAccountTokenProjection) tokenOf {
 	return of
 }
 
-// mode returns a volume's mode, or the default of the API server.
-func mode(m *int32) fs.FileMode {
+// defaultMode is the mode that the API server sets for the files of a volume.
+const defaultMode fs.FileMode = 0o644
+
+// mode returns the mode of a volume or a file, or standard if it has none.
+func mode(m *int32, standard fs.FileMode) fs.FileMode {
 	if m == nil {
-		return 0o644
+		return standard
 	}
 	return fs.FileMode(*m) & fs.ModePerm
 }
@@ -282,23 +285,13 @@ func (e *environment) dataFiles(w *writer, kind, name string, items []corev1.Key
 
 func (e *environment) downwardFiles(w *writer, items []corev1.DownwardAPIVolumeFile, standard fs.FileMode) {
 	for _, item := range items {
-		m := standard
-		if item.Mode != nil {
-			m = mode(item.Mode)
-		}
 		err := e.source(w, item.Path, func(w *writer) error {
-			var value string
-			var err error
-			switch {
-			case item.FieldRef != nil:
-				value, err = field(e.pod, item.FieldRef.FieldPath)
-			case item.ResourceFieldRef != nil:
-				value, err = e.resource(item.ResourceFieldRef)
-			}
+			of := &corev1.EnvVarSource{FieldRef: item.FieldRef, ResourceFieldRef: item.ResourceFieldRef}
+			value, _, err := e.from(of)
 			if err != nil {
 				return err
 			}
-			return w.add(item.Path, []byte(value), m)
+			return w.add(item.Path, []byte(value), mode(item.Mode, standard))
 		})
 		if err != nil { // the other files are still useful
 			e.problem(fmt.Sprintf("file %s of volume %s", item.Path, w.volume), err)
@@ -341,11 +334,7 @@ func (w *writer) addKeys(of string, data map[string][]byte, items []corev1.KeyTo
 			}
 			return fmt.Errorf("%s has no key %q", of, item.Key)
 		}
-		m := standard
-		if item.Mode != nil {
-			m = mode(item.Mode)
-		}
-		if err := w.add(item.Path, v, m); err != nil {
+		if err := w.add(item.Path, v, mode(item.Mode, standard)); err != nil {
 			return err
 		}
 	}
