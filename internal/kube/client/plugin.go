@@ -185,11 +185,7 @@ func (p *plugin) command() []string { return append([]string{p.config.Command}, 
 
 // commandLine returns argv with shell quotes.
 func commandLine(argv []string) string {
-	words := make([]string, len(argv))
-	for n, word := range argv {
-		words[n] = api.ShellQuote(word)
-	}
-	return strings.Join(words, " ")
+	return strings.Join(api.Texts(argv, api.ShellQuote), " ")
 }
 
 // info returns the value of KUBERNETES_EXEC_INFO.

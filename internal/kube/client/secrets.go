@@ -1,10 +1,14 @@
 package client
 
 import (
+	"maps"
 	"net/url"
 	"os"
+	"slices"
 
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kubevpn/internal/api"
 )
 
 // Secrets returns the secrets of all users and proxies of the kubeconfig and of the flags, and those in files that they
@@ -24,14 +28,11 @@ func (in Inputs) Secrets() (secrets []string) {
 			}
 		}
 		if user.AuthProvider != nil {
-			for _, value := range user.AuthProvider.Config {
-				secrets = append(secrets, value)
-			}
+			secrets = slices.AppendSeq(secrets, maps.Values(user.AuthProvider.Config))
 		}
 		if user.Exec != nil {
-			for _, v := range user.Exec.Env {
-				secrets = append(secrets, v.Value)
-			}
+			secrets = append(secrets,
+				api.Texts(user.Exec.Env, func(v clientcmdapi.ExecEnvVar) string { return v.Value })...)
 		}
 	}
 	for _, c := range config.Clusters {

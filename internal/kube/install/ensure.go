@@ -163,10 +163,7 @@ func (e *ensurer) tellInstall(format string, args ...any) {
 
 // bothDenied returns the error for a user who can use neither namespace.
 func (e *ensurer) bothDenied(ctx context.Context, ns string, no *denial, fallback string, also *denial) error {
-	var verbs []string
-	for _, p := range also.denials {
-		verbs = append(verbs, p.Verb+" "+p.Resource)
-	}
+	verbs := api.Texts(also.denials, func(p client.Permission) string { return p.Verb + " " + p.Resource })
 	hint := "Ask a cluster admin to run\n" + e.ask(ctx, ns)
 	if len(verbs) > 0 { // an admission plugin's denial names no permission
 		hint += fmt.Sprintf("\nor to let you do this in %s: %s", fallback, strings.Join(verbs, ", "))

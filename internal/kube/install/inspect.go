@@ -92,15 +92,12 @@ func (e *ensurer) inspectManager(ctx context.Context, i *Inspection, s *survey) 
 }
 
 // replicaSets returns the ReplicaSets of the manager, or none if the user may not list them.
-func (e *ensurer) replicaSets(ctx context.Context, ns string) (sets []*appsv1.ReplicaSet) {
+func (e *ensurer) replicaSets(ctx context.Context, ns string) []*appsv1.ReplicaSet {
 	list, err := e.kube.AppsV1().ReplicaSets(ns).List(ctx, managerPods())
 	if err != nil {
 		return nil
 	}
-	for i := range list.Items {
-		sets = append(sets, &list.Items[i])
-	}
-	return sets
+	return pointers(list.Items)
 }
 
 // Rights are permissions that belong together, and what they allow.
@@ -147,13 +144,12 @@ func Check(ctx context.Context, c apiServer, table []Rights) []Right {
 	for _, r := range table {
 		all = append(all, r.Needs...)
 	}
-	denied := map[client.Permission]bool{}
-	for _, p := range lacking(ctx, c.Kube(), all) {
-		denied[p] = true
-	}
+	denied := lacking(ctx, c.Kube(), all)
 	var out []Right
 	for _, r := range table {
-		missing := slices.DeleteFunc(slices.Clone(r.Needs), func(p client.Permission) bool { return !denied[p] })
+		missing := slices.DeleteFunc(slices.Clone(r.Needs), func(p client.Permission) bool {
+			return !slices.Contains(denied, p)
+		})
 		out = append(out, Right{Gives: r.Gives, Missing: missing})
 	}
 	return out

@@ -3,9 +3,11 @@ package install
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metaapi "k8s.io/apimachinery/pkg/api/meta"
@@ -277,13 +279,8 @@ func (r *remover) others(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("listing the other Services in %s: %w", r.ns, err)
 	}
-	var names []string
-	for _, p := range pods.Items {
-		names = append(names, "pod "+p.Name)
-	}
-	for _, s := range services.Items {
-		names = append(names, "Service "+s.Name)
-	}
+	names := slices.Concat(api.Texts(pods.Items, func(p corev1.Pod) string { return "pod " + p.Name }),
+		api.Texts(services.Items, func(s corev1.Service) string { return "Service " + s.Name }))
 	if len(names) == 0 {
 		return "", nil
 	}

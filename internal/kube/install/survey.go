@@ -64,11 +64,15 @@ func listManagerPods(ctx context.Context, kube kubernetes.Interface, namespace s
 	if err != nil {
 		return nil, err
 	}
-	var pods []*corev1.Pod
-	for i := range list.Items {
-		pods = append(pods, &list.Items[i])
+	return pointers(list.Items), nil
+}
+
+// pointers returns pointers to the items of a list.
+func pointers[T any](items []T) (all []*T) {
+	for i := range items {
+		all = append(all, &items[i])
 	}
-	return pods, nil
+	return all
 }
 
 // Pods returns the pods that look like the traffic manager's, and their namespace: in the namespace or, if that is

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -116,11 +117,7 @@ func (w *waiter) end(ctx context.Context) error {
 	if !errors.Is(context.Cause(ctx), errNotInTime) {
 		return ctx.Err()
 	}
-	seen := w.said
-	if seen == "" {
-		seen = "no status was reported"
-	}
 	return api.Errorf(api.ExitNotReady, "the traffic manager in %s was not ready within %v: %s", w.namespace, w.timeout,
-		seen).
+		cmp.Or(w.said, "no status was reported")).
 		WithHint("`kubectl -n %s describe deployment,pod -l %s=kubevpn` shows the cause.", w.namespace, labelName)
 }

@@ -209,11 +209,9 @@ func (l *lister) item(w *Workload) api.Workload {
 		Intercepts: []api.Holder{}, Clones: []api.Holder{}}
 	item.Modes, item.Reason = l.modes(w)
 	for _, p := range w.Ports() {
-		port := api.WorkloadPort{Protocol: p.Protocol, Port: p.Port, Name: p.Name, Container: p.Container}
-		for _, s := range p.Services {
-			port.Services = append(port.Services, fmt.Sprintf("%s:%d", s.Service, s.Port))
-		}
-		item.Ports = append(item.Ports, port)
+		services := api.Texts(p.Services, func(s ServicePort) string { return fmt.Sprintf("%s:%d", s.Service, s.Port) })
+		item.Ports = append(item.Ports, api.WorkloadPort{Protocol: p.Protocol, Port: p.Port, Name: p.Name,
+			Container: p.Container, Services: services})
 	}
 	for _, p := range l.pods[w.Namespace] {
 		if !w.owns(&p.pod) {

@@ -198,20 +198,16 @@ func (w *Workload) Container(name string, ports ...uint16) (*corev1.Container, e
 
 // listed returns for example "app (8080, 9090/udp), proxy".
 func listed(containers []corev1.Container) string {
-	texts := make([]string, len(containers))
-	for i, c := range containers {
-		texts[i] = c.Name
-		var ports []string
-		for _, p := range c.Ports {
-			text := fmt.Sprint(p.ContainerPort)
-			if p.Protocol != "" && p.Protocol != corev1.ProtocolTCP {
-				text += "/" + strings.ToLower(string(p.Protocol))
-			}
-			ports = append(ports, text)
+	port := func(p corev1.ContainerPort) string {
+		if p.Protocol == "" || p.Protocol == corev1.ProtocolTCP {
+			return fmt.Sprint(p.ContainerPort)
 		}
-		if len(ports) > 0 {
-			texts[i] += " (" + strings.Join(ports, ", ") + ")"
-		}
+		return fmt.Sprintf("%d/%s", p.ContainerPort, strings.ToLower(string(p.Protocol)))
 	}
-	return strings.Join(texts, ", ")
+	return strings.Join(api.Texts(containers, func(c corev1.Container) string {
+		if len(c.Ports) == 0 {
+			return c.Name
+		}
+		return c.Name + " (" + strings.Join(api.Texts(c.Ports, port), ", ") + ")"
+	}), ", ")
 }

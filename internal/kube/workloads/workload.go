@@ -256,10 +256,7 @@ func (w *Workload) selectActive() error {
 	if err := decode(w.Object.Object, &c); err != nil {
 		return fmt.Errorf("reading %s: %w", w, err)
 	}
-	var jobs []string
-	for _, active := range c.Status.Active {
-		jobs = append(jobs, active.Name)
-	}
+	jobs := api.Texts(c.Status.Active, func(active corev1.ObjectReference) string { return active.Name })
 	text := batchv1.JobNameLabel + ",!" + batchv1.JobNameLabel
 	if len(jobs) > 0 {
 		text = fmt.Sprintf("%s in (%s)", batchv1.JobNameLabel, strings.Join(jobs, ","))
