@@ -109,18 +109,21 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 	return c, nil
 }
 
+// at returns the ports of the claim.
+func (c *claim) at() (ports []port) {
+	for _, p := range c.ports {
+		ports = append(ports, portOf(p))
+	}
+	return ports
+}
+
 // overlaps returns the ports on which one request could match both claims. A mirror overlaps with no claim.
 func (c *claim) overlaps(other *claim) []port {
 	if c.mirror || other.mirror || httpmatch.Disjoint(c.match, other.match) {
 		return nil
 	}
-	var both []port
-	for _, p := range c.ports {
-		if slices.ContainsFunc(other.ports, func(o api.AgentPort) bool { return portOf(o) == portOf(p) }) {
-			both = append(both, portOf(p))
-		}
-	}
-	return both
+	theirs := other.at()
+	return slices.DeleteFunc(c.at(), func(p port) bool { return !slices.Contains(theirs, p) })
 }
 
 // conflict returns the error for an overlap of c with another owner's claim.
@@ -151,13 +154,12 @@ func describePorts(ports []port) string {
 	if len(ports) == 1 {
 		return describePort(ports[0])
 	}
-	words := make([]string, len(ports))
-	for i, p := range ports {
-		words[i] = strconv.Itoa(int(p.Port))
+	words := api.Texts(ports, func(p port) string {
 		if p.Protocol == "udp" {
-			words[i] += "/udp"
+			return fmt.Sprintf("%d/udp", p.Port)
 		}
-	}
+		return strconv.Itoa(int(p.Port))
+	})
 	last := len(words) - 1
 	return "ports " + strings.Join(words[:last], ", ") + " and " + words[last]
 }
@@ -169,8 +171,8 @@ func newTable(claims []*claim) table {
 	t := make(table)
 	byAge := func(a, b *claim) int { return a.since.Compare(b.since) }
 	for _, c := range slices.SortedStableFunc(slices.Values(claims), byAge) {
-		for _, p := range c.ports {
-			t[portOf(p)] = append(t[portOf(p)], interceptor.Claim{
+		for _, p := range c.at() {
+			t[p] = append(t[p], interceptor.Claim{
 				ID: c.globalID(), Match: c.match, Mirror: c.mirror, Observe: c.observe, Target: c.target,
 				Stats: c.stats, Record: c.record.begin, TLS: c.tls,
 			})
@@ -192,8 +194,8 @@ func (c *claim) describe(to *owner, notes map[port][]string) api.Claim {
 	if f := c.stats.LastError(); f != nil {
 		d.LastError = f.Error
 	}
-	for _, p := range c.ports {
-		for _, note := range notes[portOf(p)] {
+	for _, p := range c.at() {
+		for _, note := range notes[p] {
 			if !slices.Contains(d.Notes, note) {
 				d.Notes = append(d.Notes, note)
 			}

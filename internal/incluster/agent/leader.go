@@ -261,14 +261,10 @@ func (l *leader) claim(o *api.ClaimOrder, s *laptopSession) error {
 
 // flush ends the application's connections on the claim's ports. If that fails, the claim holds for new ones.
 func (l *leader) flush(c *claim) {
-	var ports []port
-	for _, at := range c.ports {
-		ports = append(ports, portOf(at))
-	}
-	n, err := l.receiver.flush(ports)
+	n, err := l.receiver.flush(c.at())
 	if err != nil {
 		l.log.Warn("cannot end the connections that were open", "claim", c.id, "err", err)
-		for _, at := range ports {
+		for _, at := range c.at() {
 			l.addNote(at, fmt.Sprintf("connections that were open before stay with the application: %v", err))
 		}
 		return

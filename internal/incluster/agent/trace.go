@@ -111,9 +111,7 @@ func (l *leader) trace(id string, by *owner) (*api.AgentTrace, error) {
 	var ports []port
 	for _, c := range l.claims {
 		if c.owner == by {
-			for _, p := range c.ports {
-				ports = append(ports, portOf(p))
-			}
+			ports = append(ports, c.at()...)
 		}
 	}
 	if kernel := l.receiver.kernel; kernel != nil && len(ports) > 0 {
