@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -36,12 +37,9 @@ func apiServers(getenv func(string) string) []string {
 	if host, port := getenv("KUBERNETES_SERVICE_HOST"), getenv("KUBERNETES_SERVICE_PORT"); host != "" && port != "" {
 		addrs = append(addrs, net.JoinHostPort(host, port))
 	}
-	for _, addr := range strings.Split(getenv("KUBEVPN_APISERVERS"), ",") {
-		if addr = strings.TrimSpace(addr); addr != "" {
-			addrs = append(addrs, addr)
-		}
-	}
-	return addrs
+	return append(addrs, strings.FieldsFunc(getenv("KUBEVPN_APISERVERS"), func(r rune) bool {
+		return r == ',' || unicode.IsSpace(r)
+	})...)
 }
 
 // apiServerVIP returns the ClusterIP of the API server from the pod's environment, or the zero value.

@@ -179,12 +179,8 @@ func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressTyp
 		terminating: ptr.Deref(e.Conditions.Terminating, false),
 	}
 	if e.Hints != nil {
-		for _, z := range e.Hints.ForZones {
-			c.zoneHints = append(c.zoneHints, intern(z.Name))
-		}
-		for _, n := range e.Hints.ForNodes {
-			c.nodeHints = append(c.nodeHints, intern(n.Name))
-		}
+		c.zoneHints = api.Texts(e.Hints.ForZones, func(z discoveryv1.ForZone) string { return intern(z.Name) })
+		c.nodeHints = api.Texts(e.Hints.ForNodes, func(n discoveryv1.ForNode) string { return intern(n.Name) })
 	}
 	return c, true
 }

@@ -39,9 +39,9 @@ func convertExposure(s *corev1.Service) *exposure {
 		}
 	}
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
-		for _, at := range s.Status.LoadBalancer.Ingress {
-			e.ingress = append(e.ingress, cmp.Or(at.IP, at.Hostname))
-		}
+		e.ingress = api.Texts(s.Status.LoadBalancer.Ingress, func(at corev1.LoadBalancerIngress) string {
+			return cmp.Or(at.IP, at.Hostname)
+		})
 	}
 	return e
 }
