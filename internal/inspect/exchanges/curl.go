@@ -126,10 +126,7 @@ func Curl(e *api.Exchange) string {
 	if e.Truncated {
 		b.WriteString("# the head of the request is incomplete: it was too long\n")
 	}
-	for n, word := range words {
-		words[n] = quote(word)
-	}
-	b.WriteString(piped + strings.Join(words, " ") + "\n")
+	b.WriteString(piped + strings.Join(api.Texts(words, quote), " ") + "\n")
 	return b.String()
 }
 

@@ -54,8 +54,7 @@ func describePorts(s *corev1.Service) string {
 }
 
 func listPorts(ports []corev1.ContainerPort) string {
-	var texts []string
-	for _, p := range ports {
+	texts := api.Texts(ports, func(p corev1.ContainerPort) string {
 		text := fmt.Sprint(p.ContainerPort)
 		if !isTCP(p.Protocol) {
 			text += "/" + string(p.Protocol)
@@ -63,8 +62,8 @@ func listPorts(ports []corev1.ContainerPort) string {
 		if p.Name != "" {
 			text += " (" + p.Name + ")"
 		}
-		texts = append(texts, text)
-	}
+		return text
+	})
 	return cmp.Or(strings.Join(texts, ", "), "none")
 }
 

@@ -37,9 +37,7 @@ func (k *ClusterFlags) CompleteWorkloads(cmd *cobra.Command, args []string, toCo
 	return k.completeFrom(cmd.Context(),
 		func(ctx context.Context, c *client.Cluster, namespace string) ([]cobra.Completion, error) {
 			names, err := listNames(ctx, c, builtin.Resource, namespace)
-			for i, name := range names {
-				names[i] = kind + "/" + name
-			}
+			names = api.Texts(names, func(name string) string { return kind + "/" + name })
 			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), err
 		})
 }

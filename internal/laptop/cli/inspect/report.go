@@ -74,10 +74,7 @@ func (o *reportOptions) run(ctx context.Context, on func(api.Event), quiet func(
 			return err
 		}
 	}
-	name := o.file
-	if name == "" {
-		name = "kubevpn-report-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
-	}
+	name := cmp.Or(o.file, "kubevpn-report-"+time.Now().UTC().Format("20060102-150405")+".tar.gz")
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // first: without it, the rest is in vain
 	if err != nil {
 		return api.Errorf(api.ExitUsage, "cannot create the archive: %w", err).
@@ -180,10 +177,8 @@ func (o *reportOptions) cluster(ctx context.Context, s command.Selection, err er
 		return []report.Part{{Name: "cluster.txt", About: "the cluster, the traffic manager and the agents", Err: err}}
 	}
 	from := report.Cluster{Cluster: s.Cluster, Timeout: o.timeout, ManagerNamespace: s.Config.ManagerNamespace,
-		Namespace: s.Prepared.Namespace}
-	for _, i := range status.Intercepts {
-		from.Intercepted = append(from.Intercepted, i.Namespace)
-	}
+		Namespace:   s.Prepared.Namespace,
+		Intercepted: api.Texts(status.Intercepts, func(i api.Intercept) string { return i.Namespace })}
 	return report.Collect(ctx,
 		func(ctx context.Context) []report.Part { return o.explanation(ctx, s.Cluster) }, from.Collect)
 }

@@ -61,10 +61,7 @@ func Dash(s string) string { return cmp.Or(s, "-") }
 
 // OneLines makes text of the cluster fit the cells of a table.
 func OneLines(cells []string) []string {
-	for n, cell := range cells {
-		cells[n] = Dash(api.CleanLine(cell))
-	}
-	return cells
+	return api.Texts(cells, func(cell string) string { return Dash(api.CleanLine(cell)) })
 }
 
 // Printable returns text of the cluster as one line, without escape sequences.

@@ -345,10 +345,7 @@ func (h *harFile) add(from, to *api.Exchange, all []diff.Difference) {
 		return
 	}
 	h.pairs++
-	texts := make([]string, len(all))
-	for n, d := range all {
-		texts[n] = d.Where + " " + d.From + " -> " + d.To
-	}
+	texts := api.Texts(all, func(d diff.Difference) string { return d.Where + " " + d.From + " -> " + d.To })
 	for _, e := range []*api.Exchange{from, to} {
 		shown := *e
 		shown.Redact(h.redact)

@@ -204,10 +204,7 @@ func textColumns(e *api.Exchange) []string {
 	}
 	columns := []string{e.Began.Local().Format("15:04:05.000"), e.Request.Method, status, term.Took(e.Wait),
 		term.Took(e.Seconds), to, e.Match, e.Pod, path}
-	for n, text := range columns {
-		columns[n] = term.Dash(strings.TrimSpace(term.Printable(text)))
-	}
-	return columns
+	return api.Texts(columns, func(text string) string { return term.Dash(strings.TrimSpace(term.Printable(text))) })
 }
 
 // isText reports whether a terminal can show data, whose last character may be cut.
