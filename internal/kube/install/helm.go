@@ -27,19 +27,16 @@ func helmReleaseOf(o metav1.Object) *helmRelease {
 // helmReleaseIn returns the Helm release that owns the traffic manager in a namespace, or nil. If somebody has deleted
 // the manager's Deployment, the ServiceAccount shows the release.
 func helmReleaseIn(ctx context.Context, kube kubernetes.Interface, namespace string) (*helmRelease, error) {
+	var owned metav1.Object
 	d, err := kube.AppsV1().Deployments(namespace).Get(ctx, ManagerName, metav1.GetOptions{})
-	if err == nil && isUpstream(d) {
+	switch owned = d; {
+	case err == nil && isUpstream(d):
 		return nil, nil
+	case err != nil && ignoreDenied(err) == nil:
+		owned, err = kube.CoreV1().ServiceAccounts(namespace).Get(ctx, ManagerName, metav1.GetOptions{})
 	}
 	if err == nil {
-		return helmReleaseOf(d), nil
-	}
-	if err := ignoreDenied(err); err != nil {
-		return nil, fmt.Errorf("looking for the traffic manager in %s: %w", namespace, err)
-	}
-	account, err := kube.CoreV1().ServiceAccounts(namespace).Get(ctx, ManagerName, metav1.GetOptions{})
-	if err == nil {
-		return helmReleaseOf(account), nil
+		return helmReleaseOf(owned), nil
 	}
 	if err := ignoreDenied(err); err != nil {
 		return nil, fmt.Errorf("looking for the traffic manager in %s: %w", namespace, err)
