@@ -361,16 +361,12 @@ func lookPath(command, path string) (string, error) {
 	return filepath.Abs(found)
 }
 
-// preparePath writes the jump hosts of the flags, or the proxy of the environment, into the kubeconfig.
+// preparePath writes the jump hosts of the flags into the kubeconfig, or the proxy that the caller's environment names
+// for this server.
 func preparePath(cluster *clientcmdapi.Cluster, in Inputs) *api.Error {
 	if err := prepareJump(cluster, in); err != nil || len(in.Jump.Hosts) > 0 {
 		return err
 	}
-	return prepareProxy(cluster, in.Environ)
-}
-
-// prepareProxy writes the proxy that the caller's environment names for this server into the kubeconfig.
-func prepareProxy(cluster *clientcmdapi.Cluster, environ []string) *api.Error {
 	server, err := url.Parse(cluster.Server)
 	if err != nil {
 		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's server %q is not a URL: %w", cluster.Server, err)
@@ -378,7 +374,7 @@ func prepareProxy(cluster *clientcmdapi.Cluster, environ []string) *api.Error {
 	if cluster.ProxyURL != "" {
 		return nil
 	}
-	env := proxyFromEnvironment(environment(environ))
+	env := proxyFromEnvironment(environment(in.Environ))
 	if err := checkProxy(env, server); err != nil {
 		return err
 	}

@@ -124,7 +124,7 @@ func (k *ClusterFlags) Load() (s Selection, err error) {
 	if s.Prepared, err = k.Prepare(&s.Config); err != nil {
 		return s, err
 	}
-	s.Cluster, err = k.f.LoadCluster(s.Prepared)
+	s.Cluster, err = s.Prepared.Load(client.Options{Logger: k.f.Log})
 	return s, err
 }
 

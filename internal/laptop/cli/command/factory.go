@@ -107,11 +107,6 @@ func (f *Factory) Version(ctx context.Context) (api.Version, error) {
 	return v, err
 }
 
-// LoadCluster returns a client of the cluster.
-func (f *Factory) LoadCluster(prepared client.Prepared) (*client.Cluster, error) {
-	return prepared.Load(client.Options{Logger: f.Log})
-}
-
 // LoginTerminal returns the terminal on which a credential plugin can ask the user.
 func (f *Factory) LoginTerminal() client.Terminal {
 	t := client.Terminal{Stdin: term.File(f.In)}
