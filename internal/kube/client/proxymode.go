@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -409,10 +410,6 @@ func argument(c corev1.Container, name string) (value string, given bool) {
 }
 
 func variable(c corev1.Container, name string) string {
-	for _, e := range c.Env {
-		if e.Name == name {
-			return strings.ToLower(e.Value)
-		}
-	}
-	return ""
+	e := api.Find(c.Env, func(e corev1.EnvVar) bool { return e.Name == name })
+	return strings.ToLower(cmp.Or(e, new(corev1.EnvVar)).Value)
 }

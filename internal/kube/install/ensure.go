@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -474,12 +475,10 @@ func unpullable(pods []*corev1.Pod) (stuck []*corev1.Pod) {
 
 // mature reports whether the Deployment has been unavailable for so long that its pods should run by now.
 func mature(d *appsv1.Deployment) bool {
-	for _, c := range d.Status.Conditions {
-		if c.Type == appsv1.DeploymentAvailable && c.Status == corev1.ConditionFalse {
-			return time.Since(c.LastTransitionTime.Time) > 10*time.Second
-		}
-	}
-	return false
+	c := api.Find(d.Status.Conditions, func(c appsv1.DeploymentCondition) bool {
+		return c.Type == appsv1.DeploymentAvailable && c.Status == corev1.ConditionFalse
+	})
+	return c != nil && time.Since(c.LastTransitionTime.Time) > 10*time.Second
 }
 
 // part is an object besides the Deployment that repair restores.
@@ -542,12 +541,8 @@ func (e *ensurer) restart(ctx context.Context, ns string) error {
 
 // managerImage returns the image of the traffic manager in a pod or a template, or "".
 func managerImage(spec corev1.PodSpec) string {
-	for _, c := range spec.Containers {
-		if c.Name == containerName {
-			return c.Image
-		}
-	}
-	return ""
+	c := api.Find(spec.Containers, func(c corev1.Container) bool { return c.Name == containerName })
+	return cmp.Or(c, new(corev1.Container)).Image
 }
 
 // tell reports a detail of a step. progress may be nil.

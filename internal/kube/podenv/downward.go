@@ -1,6 +1,7 @@
 package podenv
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -74,12 +75,6 @@ func (e *environment) defaultLimit(name corev1.ResourceName) (quantity.Quantity,
 
 // containerOf returns a container or init container of the pod, or nil.
 func containerOf(pod *corev1.Pod, name string) *corev1.Container {
-	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
-		for n := range list {
-			if list[n].Name == name {
-				return &list[n]
-			}
-		}
-	}
-	return nil
+	named := func(c corev1.Container) bool { return c.Name == name }
+	return cmp.Or(api.Find(pod.Spec.Containers, named), api.Find(pod.Spec.InitContainers, named))
 }

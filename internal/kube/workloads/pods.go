@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
 	"kubevpn/pkg/wakeup"
 )
@@ -153,10 +154,7 @@ func (ps *Pods) Await(p *corev1.Pod) Await {
 	return func(ctx context.Context, ok func(*corev1.Pod) bool) (*corev1.Pod, error) {
 		var now *corev1.Pod
 		_, err := ps.latest.Await(ctx, func(l podList) bool {
-			now = nil
-			if n := slices.IndexFunc(l.pods, func(now corev1.Pod) bool { return now.UID == p.UID }); n >= 0 {
-				now = &l.pods[n]
-			}
+			now = api.Find(l.pods, func(now corev1.Pod) bool { return now.UID == p.UID })
 			return now == nil && l.listed || now != nil && ok(now)
 		})
 		switch {

@@ -149,10 +149,7 @@ func targetPort(spec corev1.PodSpec, sp corev1.ServicePort) (int32, bool) {
 func (w *Workload) Container(name string, ports ...uint16) (*corev1.Container, error) {
 	all := serving(w.Template.Spec)
 	named := func(name string) *corev1.Container {
-		if i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == name }); i >= 0 {
-			return &all[i]
-		}
-		return nil
+		return api.Find(all, func(c corev1.Container) bool { return c.Name == name })
 	}
 	if len(all) == 0 {
 		return nil, api.Errorf(api.ExitWorkload, "cannot find the containers of %s: it has no pod", w).
