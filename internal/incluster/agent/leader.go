@@ -112,6 +112,7 @@ func newLeader(live context.Context, conns net.Listener, number uint16, log *slo
 			Port: number, Key: hash, Leader: api.LeaderSelf},
 		log: log, live: live, reset: make(chan struct{}), budget: transport.NewBudget(maxControlStreams, maxBuffered),
 		owners: make(map[string]*owner), notes: make(map[port][]string), probes: make(map[string]time.Time),
+		traces: tracer{traces: make(map[string]*trace)},
 	}
 	l.table.Store(new(table))
 	config := tlsConfig(certificate, func(hash string) bool { return l.owner(hash) != nil })

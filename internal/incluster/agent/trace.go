@@ -50,9 +50,6 @@ func (t *tracer) announce(id, owner string, now time.Time) *api.Error {
 	case tr == nil && len(t.traces) >= maxTraces:
 		return api.Errorf(api.ExitConflict, "the agent traces %d requests already", maxTraces)
 	case tr == nil:
-		if t.traces == nil {
-			t.traces = make(map[string]*trace)
-		}
 		tr = &trace{owner: owner}
 		t.traces[id] = tr
 	case tr.owner != owner:

@@ -74,7 +74,7 @@ func TestTraceTellsWhatHappenedToARequest(t *testing.T) {
 }
 
 func TestTracesAreBoundedAndExpire(t *testing.T) {
-	var tr tracer
+	tr := tracer{traces: make(map[string]*trace)}
 	now := time.Now()
 	for n := range maxTraces {
 		if err := tr.announce(traceIDOf(n), "owner", now); err != nil {
