@@ -192,10 +192,8 @@ func (p *plan) network(dir string) []string {
 		args = append(args, "--sysctl", "net.ipv6.conf.all.disable_ipv6=0", "--sysctl",
 			"net.ipv6.conf.default.disable_ipv6=0")
 	}
-	if s := p.cfg.Pod.Spec.SecurityContext; s != nil {
-		for _, y := range s.Sysctls {
-			args = append(args, "--sysctl", y.Name+"="+y.Value)
-		}
+	for _, y := range podSecurity(p.cfg.Pod).Sysctls {
+		args = append(args, "--sysctl", y.Name+"="+y.Value)
 	}
 	for _, h := range p.cfg.Pod.Spec.HostAliases {
 		for _, name := range h.Hostnames {
@@ -266,14 +264,13 @@ func (p *plan) security(c container) []string {
 		}
 		args = append(args, "--user", user)
 	}
-	if pod := p.cfg.Pod.Spec.SecurityContext; pod != nil {
-		groups := slices.Clone(pod.SupplementalGroups)
-		if pod.FSGroup != nil {
-			groups = append(groups, *pod.FSGroup)
-		}
-		for _, g := range groups {
-			args = append(args, "--group-add", strconv.FormatInt(g, 10))
-		}
+	pod := podSecurity(p.cfg.Pod)
+	groups := slices.Clone(pod.SupplementalGroups)
+	if pod.FSGroup != nil {
+		groups = append(groups, *pod.FSGroup)
+	}
+	for _, g := range groups {
+		args = append(args, "--group-add", strconv.FormatInt(g, 10))
 	}
 	if s.Capabilities != nil {
 		for _, c := range s.Capabilities.Drop {

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"io/fs"
 	"path"
 	"slices"
@@ -38,10 +39,7 @@ func nested(mounts map[string][]podenv.Mount) map[string][]string {
 
 // owned returns a volume with the owners that the kubelet would give it.
 func owned(pod *corev1.Pod, v podenv.Volume) sandbox.Volume {
-	o := sandbox.Volume{Name: v.Name, Empty: v.Empty}
-	if s := pod.Spec.SecurityContext; s != nil {
-		o.Group = s.FSGroup
-	}
+	o := sandbox.Volume{Name: v.Name, Empty: v.Empty, Group: podSecurity(pod).FSGroup}
 	tokens := tokensOf(pod, v.Name)
 	user := userOf(pod)
 	for _, f := range v.Files {
@@ -93,17 +91,12 @@ func userOf(pod *corev1.Pod) *int64 {
 
 // effective returns the security context of a container, with the pod's values where the container has none.
 func effective(pod *corev1.Pod, c *corev1.Container) corev1.SecurityContext {
-	var s corev1.SecurityContext
-	if c.SecurityContext != nil {
-		s = *c.SecurityContext
-	}
-	if p := pod.Spec.SecurityContext; p != nil {
-		if s.RunAsUser == nil {
-			s.RunAsUser = p.RunAsUser
-		}
-		if s.RunAsGroup == nil {
-			s.RunAsGroup = p.RunAsGroup
-		}
-	}
+	s, of := ptr.Deref(c.SecurityContext, corev1.SecurityContext{}), podSecurity(pod)
+	s.RunAsUser, s.RunAsGroup = cmp.Or(s.RunAsUser, of.RunAsUser), cmp.Or(s.RunAsGroup, of.RunAsGroup)
 	return s
+}
+
+// podSecurity returns the security context of the pod, which may be empty.
+func podSecurity(pod *corev1.Pod) corev1.PodSecurityContext {
+	return ptr.Deref(pod.Spec.SecurityContext, corev1.PodSecurityContext{})
 }
