@@ -175,16 +175,13 @@ func sidecarLimits(spec corev1.PodSpec) corev1.ResourceList {
 func sidecarUser(spec corev1.PodSpec, owner string) int64 {
 	used := make(map[int64]bool)
 	use := func(user *int64) { used[ptr.Deref(user, -1)] = true }
-	if s := spec.SecurityContext; s != nil {
-		use(s.RunAsUser)
-	}
+	use(ptr.Deref(spec.SecurityContext, corev1.PodSecurityContext{}).RunAsUser)
 	for _, c := range slices.Concat(spec.Containers, spec.InitContainers) {
-		if s := c.SecurityContext; s != nil {
-			if api.IsAgent(c.Name) && s.RunAsUser != nil {
-				return *s.RunAsUser
-			}
-			use(s.RunAsUser)
+		user := ptr.Deref(c.SecurityContext, corev1.SecurityContext{}).RunAsUser
+		if api.IsAgent(c.Name) && user != nil {
+			return *user
 		}
+		use(user)
 	}
 	const first, users = 10000, 50000
 	sum := sha256.Sum256([]byte(owner))
