@@ -49,11 +49,8 @@ func choosePorts(w *workloads.Workload, spec api.InterceptSpec) (ports []api.Por
 			WithHint("Name the port that it listens on: --port 8080")
 	}
 	for n := range ports {
-		if ports[n].Name != "" {
-			continue
-		}
 		if p := portOf(known, ports[n]); p != nil {
-			ports[n].Name = p.Name
+			ports[n].Name = cmp.Or(ports[n].Name, p.Name)
 		}
 	}
 	return ports, c.Name, nil
