@@ -58,10 +58,14 @@ type connections struct {
 	stopMetrics context.CancelFunc
 }
 
-func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Logger) *connections {
+// newConnections returns connections that made makes; nil: the product's factory.
+func newConnections(made Factory, client []byte, owner Owner, logger *slog.Logger) *connections {
+	if made == nil {
+		made = factory{}
+	}
 	cs := &connections{
-		factory: factory, client: client, linger: helperLinger, logger: logger, changed: func() {},
-		intercepts: newIntercepts(factory, owner, logger), stopMetrics: func() {},
+		factory: made, client: client, linger: helperLinger, logger: logger, changed: func() {},
+		intercepts: newIntercepts(made, owner, logger), stopMetrics: func() {},
 	}
 	cs.tasks = map[string]*connectionTask{}
 	cs.ended = func() {

@@ -30,7 +30,7 @@ type Config struct {
 	// NewHelper returns the Helper at the other end of a socket that the CLI passed to the daemon. It takes ownership
 	// of the file.
 	NewHelper func(socket *os.File, logger *slog.Logger) (Helper, error)
-	// Factory makes connections and intercepts. Nil: NewFactory.
+	// Factory makes connections and intercepts. Nil: the product's.
 	Factory Factory
 	// Ready is called once, when the sockets accept connections. It may be nil.
 	Ready func()
@@ -102,9 +102,6 @@ type daemon struct {
 }
 
 func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *daemon {
-	if cfg.Factory == nil {
-		cfg.Factory = NewFactory()
-	}
 	d := &daemon{cfg: cfg, logger: logger, log: &recentLog{}, quit: wakeup.NewSignal(), recheck: wakeup.NewSignal()}
 	d.ending, d.end = context.WithCancel(context.Background())
 	d.connections = newConnections(cfg.Factory, client, owner, logger)

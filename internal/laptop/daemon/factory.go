@@ -17,7 +17,7 @@ import (
 	"kubevpn/internal/laptop/intercept"
 )
 
-// Factory makes connections and intercepts. NewFactory returns the one of the product; tests have others. Its methods
+// Factory makes connections and intercepts. The product has one, factory; tests have others. Its methods
 // are safe for concurrent use.
 type Factory interface {
 	// Identify returns the IDs of the cluster and of the connection that NewConnection would make.

@@ -21,7 +21,7 @@ type HoldConfig struct {
 	Owner    Owner           // of the intercepts
 	Progress func(api.Event) // receives each event; may be called concurrently
 	Logger   *slog.Logger
-	Factory  Factory // nil: NewFactory
+	Factory  Factory // nil: the product's
 }
 
 // Hold makes a connection, and intercepts on it, in this process. It keeps them until ctx ends, then removes them and
@@ -35,9 +35,6 @@ type HoldConfig struct {
 // It uses the connections of the daemon, with one connection. In place of the root helper, Place and Proxy have a
 // Helper that needs no root.
 func Hold(ctx context.Context, cfg HoldConfig) error {
-	if cfg.Factory == nil {
-		cfg.Factory = NewFactory()
-	}
 	client, err := cfg.client()
 	if err != nil {
 		return err

@@ -15,10 +15,8 @@ import (
 	"kubevpn/pkg/wakeup"
 )
 
-// NewFactory returns the Factory that makes connections of internal/laptop/connection, and intercepts of
-// internal/laptop/intercept and internal/laptop/clone.
-func NewFactory() Factory { return factory{} }
-
+// factory makes connections of internal/laptop/connection, and intercepts of internal/laptop/intercept and
+// internal/laptop/clone.
 type factory struct{}
 
 func (factory) Identify(kubeconfig []byte) (client.IDs, error) { return client.Identify(kubeconfig) }

@@ -12,12 +12,12 @@ func TestWorkloadRequiresNoClusterForBuiltinKinds(t *testing.T) {
 		"deploy/web": "deployment/web", "deployments.apps/web": "deployment/web", "sts/db": "statefulset/db",
 		"ds/each": "daemonset/each", "rs/web-1": "replicaset/web-1", "po/web-1-x": "pod/web-1-x", "svc/web": "service/web",
 	} {
-		got, err := NewFactory().Workload(t.Context(), api.ConnectRequest{}, asked) // no kubeconfig: nobody can be asked
+		got, err := factory{}.Workload(t.Context(), api.ConnectRequest{}, asked) // no kubeconfig: nobody can be asked
 		if err != nil || got != want {
 			t.Errorf("%s is %q, %v; want %s", asked, got, err, want)
 		}
 	}
-	if _, err := NewFactory().Workload(t.Context(), api.ConnectRequest{}, "rollout/web"); err == nil {
+	if _, err := (factory{}).Workload(t.Context(), api.ConnectRequest{}, "rollout/web"); err == nil {
 		t.Error("a custom resource was understood without its cluster")
 	}
 }
