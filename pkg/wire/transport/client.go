@@ -323,7 +323,7 @@ func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
 			return
 		case <-changed:
 		case <-l.renew:
-			if now := time.Now(); now.Sub(conn.born) > freshConn && l.session.delays[conn.path].lossy(now) {
+			if time.Since(conn.born) > freshConn {
 				return
 			}
 		case <-ctx.Done():

@@ -119,18 +119,18 @@ func (d *delay) still(now time.Time) bool {
 	return now.Sub(d.asked) > bulkPause
 }
 
-// ask reports whether it is time for another probe, and whether bulk has just begun.
-func (d *delay) ask(now time.Time) (due, begins bool) {
+// ask reports whether it is time for another probe.
+func (d *delay) ask(now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if now.Sub(d.asked) < max(d.base/2, pauseTime) {
-		return false, false
+		return false
 	}
-	if begins = now.Sub(d.asked) > bulkPause; begins {
+	if now.Sub(d.asked) > bulkPause {
 		d.probes = [8]time.Duration{}
 	}
 	d.asked = now
-	return true, begins
+	return true
 }
 
 func lesser(known, new time.Duration) time.Duration {

@@ -19,10 +19,11 @@ import "time"
 //
 // Four things must not shrink the limit to nothing:
 //
-//   - Lost packets, and pauses of the path: they hold up what is behind them, and that is no queue. Where a span without
-//     a queue has round trips that are much longer than others, the path is lossy for a while: bulk links take the
-//     queue from probes, and their limit is between the best recent rate times the base (as in BBR,
-//     draft-ietf-ccwg-bbr), and that rate times the round trip with what is held up.
+//   - Lost packets, and pauses of the path: they hold up what is behind them, and that is no queue. Where a span has
+//     round trips that are much longer than others, and most probes show no queue, the path is lossy for a while: bulk
+//     links take the queue from probes, and their limit is between the best recent rate times the base (as in BBR,
+//     draft-ietf-ccwg-bbr), and that rate times the round trip with what is held up. Where most probes show the same
+//     queue, it is the queue that drops packets: then the limit is at most the rate times the round trip.
 //   - A queue that others on the line cause. A drain (see delay) shows whether the queue is the session's own. Between
 //     two drains the limit shrinks at most by half.
 //   - A path that becomes longer. The next two drains show it, and the startup begins again.
@@ -150,14 +151,8 @@ func (l *link) landed(now time.Time) {
 	rtt := now.Sub(newest.at)
 	l.delay().sample(rtt, newest.at, l.load.bulk.Load())
 	f.round.rtt = lesser(f.round.rtt, rtt)
-	switch bulk := l.load.bulk.Load(); {
-	case !l.delay().far.Load(): // there is no limit that needs more
-	case bulk:
-		if due, begins := l.delay().ask(now); due {
-			l.session.probeLine(begins)
-		}
-	case rtt > 2*time.Duration(l.load.rtt.Load())+leastRTO && l.delay().still(now):
-		l.delay().lost.Store(now.UnixNano())
+	if l.load.bulk.Load() && l.far() && l.delay().ask(now) {
+		l.session.probeLine()
 	}
 	if l.out.acked < f.round.end {
 		return

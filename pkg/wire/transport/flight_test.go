@@ -519,3 +519,27 @@ func TestStripedStreamsArriveWholeOnAFarPath(t *testing.T) {
 		})
 	}
 }
+
+func TestBulkBeginsWithNewConnsOnAFarPathThatLosesPackets(t *testing.T) {
+	testenv.WithoutRace(t, slowLine)
+	synctest.Test(t, func(t *testing.T) {
+		p := newFarPath(t, 40*time.Millisecond, 200e6/8)
+		p.loss = 0.05
+		r := startFar(t, p, 4)
+		time.Sleep(time.Second) // until the round trip is known
+		for range 2 {
+			near, far := open(t, r.laptop, r.manager)
+			go pour(t, far, 32<<20)
+			if n, err := near.WriteTo(io.Discard); n != 32<<20 || err != nil {
+				t.Errorf("%d bytes, %v", n, err)
+			}
+			near.Close()
+			time.Sleep(20 * time.Second)
+		}
+		for i, l := range r.laptop.Stats().Links {
+			if want := min(i, 1) + 1; l.Conns != want { // none for the link of what is small
+				t.Errorf("link %d has had %d conns, not %d", i, l.Conns, want)
+			}
+		}
+	})
+}

@@ -91,9 +91,14 @@ func (l *link) acked(count uint64) error {
 	}
 	l.charge()
 	if l.out.acked > before {
-		l.owed.since = time.Now()
+		now := time.Now()
+		late := now.Sub(l.owed.since) > 2*time.Duration(l.load.rtt.Load())+leastRTO
+		if late && before < l.owed.end && l.far() && !l.load.bulk.Load() && l.delay().still(now) {
+			l.delay().lost.Store(now.UnixNano())
+		}
+		l.owed.since = now
 		if l.conn != nil {
-			l.landed(l.owed.since)
+			l.landed(now)
 		}
 	}
 	l.load.unacked.Store(int64(l.out.held()))

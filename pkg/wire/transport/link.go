@@ -56,7 +56,9 @@ type link struct {
 	changed sync.Cond // broadcasts any other change: conn, reading, writing, out.sent, closed
 
 	wanted wakeup.Value[path] // the transport that the prober chose; Client.keep moves the link to it
-	renew  wakeup.Signal      // bulk begins: Client.keep replaces a conn that lost packets have slowed down
+	renew  wakeup.Signal      // Client.keep replaces the conn, unless it is new
+
+	striped time.Time // when the last STRIPE frame was sent
 
 	unread  unread
 	load    load

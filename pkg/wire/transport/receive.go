@@ -21,7 +21,6 @@ type receiver struct {
 	r     *bufio.Reader
 	since int       // bytes since acknowledge last called sendAck
 	acked time.Time // when acknowledge last called sendAck
-	bulk  time.Time // when a STRIPE frame came last
 	small [1 + maxReason]byte
 }
 
@@ -81,6 +80,9 @@ func (r *receiver) frame(h header) error {
 		return l.onPing(binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(p[8:]))
 	case framePong:
 		return l.onPong(binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(p[8:]))
+	case frameRenew:
+		l.renew.Raise()
+		return nil
 	case frameClose:
 		l.sendAck() // the other end waits for it
 		l.flushed(time.Now().Add(farewellTime))
@@ -154,10 +156,6 @@ func (r *receiver) stripe(h header) error {
 	p := r.small[:stripeLen]
 	if _, err := io.ReadFull(r.r, p); err != nil {
 		return err
-	}
-	before := r.bulk
-	if r.bulk = time.Now(); r.bulk.Sub(before) > bulkPause {
-		r.l.session.renew()
 	}
 	s, at, n := r.l.session.stripedStream(int(p[0]), h.stream), binary.BigEndian.Uint64(p[1:]), h.length-stripeLen
 	if s == nil {

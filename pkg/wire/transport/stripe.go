@@ -52,13 +52,9 @@ func (b *burst) next(now time.Time, n int) bool {
 	return b.bytes > burstBytes
 }
 
-// probeLine pings over a link that carries no bulk, and calls renew if bulk begins. It does not wait for that link's
-// lock.
-func (s *Session) probeLine(begins bool) {
+// probeLine pings over a link that carries no bulk. It does not wait for that link's lock.
+func (s *Session) probeLine() {
 	s.wg.Go(func() {
-		if begins {
-			s.renew()
-		}
 		s.mu.Lock()
 		l := s.links[0]
 		s.mu.Unlock()
@@ -78,10 +74,14 @@ const (
 	freshConn = 10 * time.Second // the age from which a conn is replaced as bulk begins
 )
 
-// renew asks the client to replace the conns of the bulk links, as bulk begins.
-func (s *Session) renew() {
-	for _, l := range s.bulkLinks(nil) {
+// bulkBegins asks the client to replace the conn if it is old and the path loses packets. Call with mu held.
+func (l *link) bulkBegins(now time.Time) {
+	switch {
+	case !l.far() || !l.load.bulk.Load() || now.Sub(l.conn.born) <= freshConn || !l.delay().lossy(now):
+	case l.session.client:
 		l.renew.Raise()
+	default:
+		l.control(frameRenew, 0)
 	}
 }
 
@@ -197,6 +197,11 @@ func (s *Stream) writeBulk(p []byte) int {
 
 // stripe appends a STRIPE frame with bytes of s. Call with l.mu held.
 func (l *link) stripe(s *Stream, at uint64, p []byte) {
+	now := time.Now()
+	if now.Sub(l.striped) > bulkPause {
+		l.bulkBegins(now)
+	}
+	l.striped = now
 	var b [stripeLen]byte
 	b[0] = byte(s.l.index)
 	binary.BigEndian.PutUint64(b[1:], at)
