@@ -40,7 +40,7 @@ const (
 	leastTarget = 10 * time.Millisecond
 	mostTarget  = 25 * time.Millisecond
 	drainEvery  = 2 * time.Second
-	lossTime    = 10 * time.Minute       // for which a path counts as lossy after a loss
+	lossTime    = time.Minute            // for which a path counts as lossy after a loss
 	probePause  = 200 * time.Millisecond // or four round trips: without an answer of a probe
 	drainSlack  = 10 * time.Millisecond  // for what delays acknowledgements
 )

@@ -23,7 +23,6 @@ const (
 	framePong   = 9  // link; payload: the ping's number, bytes received so far
 	frameClose  = 10 // link; ends the session
 	frameStripe = 11 // stream of another link; payload: that link, offset, bytes
-	frameRenew  = 12 // link; asks the laptop to replace the conn
 
 	headerLen  = 8
 	maxReason  = 512
@@ -68,7 +67,7 @@ func parseHeader(b *[headerLen]byte) (header, error) {
 		least, most, ofStream = 8, 8, false
 	case framePing, framePong:
 		least, most, ofStream = 16, 16, false
-	case frameClose, frameRenew:
+	case frameClose:
 		ofStream = false
 	default:
 		return h, fmt.Errorf("%w: frame type %d", ErrProtocol, h.kind)

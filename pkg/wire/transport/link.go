@@ -49,6 +49,7 @@ type link struct {
 	acks     acks   // acknowledgements that this end owes
 	closeEnd uint64 // position behind our CLOSE; 0: none
 	sched    scheduler
+	bulk     bulkRun // of STRIPE frames sent
 	flight   flight
 	heart    heartbeat
 
@@ -57,8 +58,6 @@ type link struct {
 
 	wanted wakeup.Value[path] // the transport that the prober chose; Client.keep moves the link to it
 	renew  wakeup.Signal      // Client.keep replaces the conn, unless it is new
-
-	striped time.Time // when the last STRIPE frame was sent
 
 	unread  unread
 	load    load

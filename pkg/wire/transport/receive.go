@@ -21,6 +21,7 @@ type receiver struct {
 	r     *bufio.Reader
 	since int       // bytes since acknowledge last called sendAck
 	acked time.Time // when acknowledge last called sendAck
+	bulk  bulkRun
 	small [1 + maxReason]byte
 }
 
@@ -80,9 +81,6 @@ func (r *receiver) frame(h header) error {
 		return l.onPing(binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(p[8:]))
 	case framePong:
 		return l.onPong(binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(p[8:]))
-	case frameRenew:
-		l.renew.Raise()
-		return nil
 	case frameClose:
 		l.sendAck() // the other end waits for it
 		l.flushed(time.Now().Add(farewellTime))
@@ -162,6 +160,7 @@ func (r *receiver) stripe(h header) error {
 		_, err := r.r.Discard(n)
 		return err
 	}
+	r.bulk.add(r.l, n)
 	if s.datagrams {
 		return fmt.Errorf("%w: datagrams are striped", ErrProtocol)
 	}

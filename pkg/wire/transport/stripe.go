@@ -66,22 +66,29 @@ func (s *Session) probeLine() {
 	})
 }
 
-// A conn that has carried little for a while on a path that loses packets may be slow for long: its congestion control
-// no longer knows the rate (BBR's filter keeps ten round trips, and a retransmission of a lone packet is a sample), and
-// it probes for more slowly, unlike a new conn.
+// A conn that has carried little for a while may be slow for long: where packets are lost, its congestion control no
+// longer knows the rate (BBR's filter keeps ten round trips, and a retransmission of a lone packet is a sample), and it
+// probes for more slowly, unlike that of a new conn. So the client replaces old conns as a run of bulk begins.
 const (
-	bulkPause = time.Second      // a pause after which bulk begins
-	freshConn = 10 * time.Second // the age from which a conn is replaced as bulk begins
+	bulkPause = time.Second     // which ends a run
+	bulkBegin = 128 << 10       // bytes of a run over one link, at which it counts
+	freshConn = 5 * time.Second // a conn that is younger is not replaced
 )
 
-// bulkBegins asks the client to replace the conn if it is old and the path loses packets. Call with mu held.
-func (l *link) bulkBegins(now time.Time) {
-	switch {
-	case !l.far() || !l.load.bulk.Load() || now.Sub(l.conn.born) <= freshConn || !l.delay().lossy(now):
-	case l.session.client:
+// bulkRun counts the bytes of a run over one link, in one direction.
+type bulkRun struct {
+	bytes int
+	last  time.Time
+}
+
+func (r *bulkRun) add(l *link, n int) {
+	now := time.Now()
+	if now.Sub(r.last) > bulkPause {
+		r.bytes = 0
+	}
+	r.last = now
+	if r.bytes += n; r.bytes >= bulkBegin && r.bytes-n < bulkBegin && l.load.bulk.Load() {
 		l.renew.Raise()
-	default:
-		l.control(frameRenew, 0)
 	}
 }
 
@@ -197,11 +204,7 @@ func (s *Stream) writeBulk(p []byte) int {
 
 // stripe appends a STRIPE frame with bytes of s. Call with l.mu held.
 func (l *link) stripe(s *Stream, at uint64, p []byte) {
-	now := time.Now()
-	if now.Sub(l.striped) > bulkPause {
-		l.bulkBegins(now)
-	}
-	l.striped = now
+	l.bulk.add(l, len(p))
 	var b [stripeLen]byte
 	b[0] = byte(s.l.index)
 	binary.BigEndian.PutUint64(b[1:], at)

@@ -336,8 +336,8 @@ type farReport struct {
 
 func (r *farReport) render() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured on %s, at commit %s.\nMedians of %d rounds, each measurement of %v. ", r.machine, r.commit,
-		r.rounds, r.each)
+	fmt.Fprintf(&b, "Measured on %s, at commit %s.\nMedians of %d rounds, each measurement of %v. ", r.machine,
+		r.commit, r.rounds, r.each)
 	fmt.Fprintf(&b, "`kubevpn connect` with its daemon and manager running takes %s round trips.\n",
 		r.shown("%.1f", roundTripsRow, all))
 	for _, line := range r.lines {
@@ -390,9 +390,11 @@ func (r *farReport) briefTable(b *strings.Builder) {
 func (r *farReport) plots() []chart {
 	return []chart{
 		{name: "far-throughput", title: "Throughput of one download", axis: "MB/s", format: "%.1f",
-			rows: r.lineNames(), paths: farPaths, upper: func(line string) string { return line + ", BBR: down, 1 flow" }},
+			rows: r.lineNames(), paths: farPaths,
+			upper: func(line string) string { return line + ", BBR: down, 1 flow" }},
 		{name: "far-latency", title: "Round trip of 1 byte beside 2 downloads", axis: "ms", format: "%.0f",
-			rows: r.lineNames(), paths: farPaths, upper: func(line string) string { return line + ", BBR: " + besideDown }},
+			rows: r.lineNames(), paths: farPaths,
+			upper: func(line string) string { return line + ", BBR: " + besideDown }},
 	}
 }
 
