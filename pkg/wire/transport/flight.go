@@ -205,14 +205,7 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	if !f.span.add(f.round, took, l.out.acked-f.round.acked) {
 		return
 	}
-	held := usual > 0 && f.span.most-f.span.rtt > base/2
-	own := held && line > goal && usual-line < base/6 // a queue that drops packets; pauses of the path differ more
-	switch {
-	case own:
-		d.lost.Store(0)
-	case held && usual <= goal: // lost packets hold up bytes, without a queue
-		d.lost.Store(now.UnixNano())
-	}
+	held, own := d.judge(f.span, base, line, usual, now)
 	rtt, holes := l.delays(f.span.rtt, f.span.most, base, line)
 	if held && !own {
 		holes = min(f.span.most-f.span.rtt, mostHoles*base)
@@ -238,6 +231,21 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 		inFlight := time.Duration(float64(f.limit) / f.recent * float64(time.Second)) // with what waits behind holes
 		d.begin(rtt, min(max(rtt, inFlight), rtt+mostHoles*base), 6*rtt, now)
 	}
+}
+
+// judge notes what has held up bytes of the span, if any were held up: lost packets, or a queue of the session's own that
+// is full and drops packets. line and usual are those of delay.line.
+func (d *delay) judge(s span, base, line, usual time.Duration, now time.Time) (held, own bool) {
+	held = usual > 0 && s.most-s.rtt > base/2
+	goal := base + target(base)
+	own = held && line > goal && usual-line < base/6 // in pauses of the path probes differ more
+	switch {
+	case own:
+		d.lost.Store(0)
+	case held && usual <= goal:
+		d.lost.Store(now.UnixNano())
+	}
+	return held, own
 }
 
 // delays returns the round trip with the queue, and for how much longer lost packets hold up what is behind them: 0 if
