@@ -310,8 +310,8 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 	}
 }
 
-// awaitChange returns when conn is lost, the link needs a new one or has to move to another transport, or the session or
-// ctx ends.
+// awaitChange returns when conn is lost, when the link needs a new one or has to move to another transport, or when the
+// session or ctx ends.
 func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
 	for {
 		wanted, changed := l.wanted.Get()

@@ -233,8 +233,8 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	}
 }
 
-// judge notes what has held up bytes of the span, if any were held up: lost packets, or a queue of the session's own that
-// is full and drops packets. line and usual are those of delay.line.
+// judge notes what has held up bytes of the span, if any were held up: lost packets, or a queue of the session's own
+// that is full and drops packets. line and usual are those of delay.line.
 func (d *delay) judge(s span, base, line, usual time.Duration, now time.Time) (held, own bool) {
 	held = usual > 0 && s.most-s.rtt > base/2
 	goal := base + target(base)
