@@ -144,6 +144,9 @@ func (l *Lab) lock() (unlock func(), err error) {
 					removeIfEmpty(file) // a file: removed
 					removeIfEmpty(l.config.Dir)
 				}
+				// Close alone would leave the lock to a program that starts just now, which has a copy of f until its
+				// exec.
+				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
 				f.Close()
 			}, nil
 		}

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 func TestParseMountsReadsMountinfo(t *testing.T) {
@@ -206,6 +209,43 @@ func TestLockExcludesOtherPrograms(t *testing.T) {
 		t.Errorf("locks without labs left something: %v", err)
 	}
 	if unlock, err = second.lock(); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+}
+
+// A program that another goroutine starts holds a copy of each descriptor until its exec.
+func TestUnlockReleasesCopiesOfTheLock(t *testing.T) {
+	dir := t.TempDir()
+	unlock, err := New(Config{Name: "x", Dir: dir}).lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := slices.IndexFunc(descriptors, func(d os.DirEntry) bool {
+		to, _ := os.Readlink("/proc/self/fd/" + d.Name()) // one is closed by now
+		return to == filepath.Join(dir, "x.lock")
+	})
+	if n < 0 {
+		t.Fatal("the lock has no descriptor")
+	}
+	fd, err := strconv.Atoi(descriptors[n].Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := unix.Dup(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(held)
+	if err := os.Mkdir(filepath.Join(dir, "x"), 0o755); err != nil { // the lab remains, and so does the lock's file
+		t.Fatal(err)
+	}
+	unlock()
+	if unlock, err = New(Config{Name: "x", Dir: dir}).lock(); err != nil {
 		t.Fatal(err)
 	}
 	unlock()
