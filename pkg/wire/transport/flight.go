@@ -198,7 +198,7 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	goal := base + target(base)
 	if f.startup {
 		took = max(took, base)
-		rtt, holes := l.delays(f.round.rtt, f.round.most, base, latest)
+		rtt, holes := l.delays(f.round.rtt, f.round.most, base, latest, false)
 		l.double(min(rtt, f.round.rtt) >= goal, goal, holes, took)
 		return
 	}
@@ -206,10 +206,7 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 		return
 	}
 	held, own := d.judge(f.span, base, line, usual, now)
-	rtt, holes := l.delays(f.span.rtt, f.span.most, base, line)
-	if held && !own {
-		holes = min(f.span.most-f.span.rtt, mostHoles*base)
-	}
+	rtt, holes := l.delays(f.span.rtt, f.span.most, base, line, held)
 	rate := float64(f.span.acked) / f.span.took.Seconds()
 	f.recent = max(rate, 0.8*f.recent+0.2*rate)
 	f.span = span{}
@@ -233,31 +230,34 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	}
 }
 
-// judge notes what has held up bytes of the span, if any were held up: lost packets, or a queue of the session's own
-// that is full and drops packets. line and usual are those of delay.line.
+// judge notes what has held up bytes of the span, if any were held up: a queue of the session's own that is full and
+// drops packets, or else the path. line and usual are those of delay.line.
 func (d *delay) judge(s span, base, line, usual time.Duration, now time.Time) (held, own bool) {
-	held = usual > 0 && s.most-s.rtt > base/2
 	goal := base + target(base)
-	own = held && line > goal && usual-line < base/6 // in pauses of the path probes differ more
 	switch {
-	case own:
+	case usual == 0 || s.most-s.rtt <= base/2:
+		return false, false
+	case line > goal && usual-line < base/6: // in pauses of the path probes differ more
 		d.lost.Store(0)
-	case held && usual <= goal:
+		return false, true
+	case usual <= goal:
 		d.lost.Store(now.UnixNano())
 	}
-	return held, own
+	return true, false
 }
 
-// delays returns the round trip with the queue, and for how much longer lost packets hold up what is behind them: 0 if
-// the path is not lossy. least and most are round trips of the link's bytes, and line that of probes, or 0.
-func (l *link) delays(least, most, base, line time.Duration) (rtt, holes time.Duration) {
-	if !l.load.bulk.Load() || !l.delay().lossy(time.Now()) {
-		return least, 0
-	}
-	if most-least > base/2 {
+// delays returns the round trip with the queue, and for how much longer lost packets hold up what is behind them: 0
+// unless the path is lossy or, by held, has held up bytes. least and most are round trips of the link's bytes, and line
+// that of probes, or 0.
+func (l *link) delays(least, most, base, line time.Duration, held bool) (rtt, holes time.Duration) {
+	lossy := l.load.bulk.Load() && l.delay().lossy(time.Now())
+	if (lossy || held) && most-least > base/2 {
 		holes = min(most-least, mostHoles*base)
 	}
-	return lesser(line, least), holes
+	if lossy {
+		least = lesser(line, least)
+	}
+	return least, holes
 }
 
 // double adapts the limit during the startup. queued reports a queue, goal is the round trip with the queue that may
