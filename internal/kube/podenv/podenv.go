@@ -41,6 +41,8 @@ type Problem struct {
 
 func (p Problem) Error() string { return p.What + ": " + p.Err.Error() }
 
+func (p Problem) Unwrap() error { return p.Err }
+
 // Reader reads the environment and volumes of one container. Its methods may be called again, to see changes, but not
 // concurrently.
 type Reader struct {

@@ -417,7 +417,7 @@ containers: [{name: app, volumeMounts: [{name: t, mountPath: /t}]}]`)
 		t.Error(got)
 	}
 	r.tokens[tokenOf{"vault", 3607}] = token{value: "token 2", renewAt: time.Now(), expires: time.Now()}
-	if _, _, problems := r.Volumes(t.Context()); len(problems) != 1 || !apierrors.IsForbidden(problems[0].Err) {
+	if _, _, problems := r.Volumes(t.Context()); len(problems) != 1 || !apierrors.IsForbidden(problems[0]) {
 		t.Errorf("%v", problems)
 	}
 }
