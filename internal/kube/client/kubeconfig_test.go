@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -125,7 +126,14 @@ func TestPrepareResolvesThePlugin(t *testing.T) {
 	if got, want := e.Command+" "+strings.Join(e.Args, " "), plugin+" get-token --cluster far"; got != want {
 		t.Fatalf("command %q, want %q", got, want)
 	}
-	env := environment(c.login.plugin.env())
+	env := map[string]string{}
+	for _, v := range (&exec.Cmd{Env: c.login.plugin.env()}).Environ() { // as the plugin sees it
+		name, value, _ := strings.Cut(v, "=")
+		if _, twice := env[name]; twice {
+			t.Fatalf("%s is set twice", name)
+		}
+		env[name] = value
+	}
 	if env["REGION"] != "kubeconfig" || env["ZONE"] != "a=b" || env["HOME"] != dir {
 		t.Fatalf("environment %v", env)
 	}
