@@ -27,9 +27,9 @@ func helmReleaseOf(o metav1.Object) *helmRelease {
 // helmReleaseIn returns the Helm release that owns the traffic manager in a namespace, or nil. If somebody has deleted
 // the manager's Deployment, the ServiceAccount shows the release.
 func helmReleaseIn(ctx context.Context, kube kubernetes.Interface, namespace string) (*helmRelease, error) {
-	var owned metav1.Object
 	d, err := kube.AppsV1().Deployments(namespace).Get(ctx, ManagerName, metav1.GetOptions{})
-	switch owned = d; {
+	owned := metav1.Object(d)
+	switch {
 	case err == nil && isUpstream(d):
 		return nil, nil
 	case err != nil && ignoreDenied(err) == nil:
