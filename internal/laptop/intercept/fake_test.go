@@ -171,7 +171,8 @@ func (w *world) agent(pod string) *fakeAgent {
 // addPod adds a running pod.
 func (w *world) addPod(name string) *corev1.Pod { return w.addPodWithSpec(name, corev1.PodSpec{}) }
 
-func (w *world) addPodWithSpec(name string, spec corev1.PodSpec) *corev1.Pod {
+// addPodWithSpec adds a running pod. The changes happen before anybody sees the pod, while w.mu is held.
+func (w *world) addPodWithSpec(name string, spec corev1.PodSpec, changes ...func(*corev1.Pod)) *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := len(w.logged) + 1
@@ -183,6 +184,9 @@ func (w *world) addPodWithSpec(name string, spec corev1.PodSpec) *corev1.Pod {
 	p.Spec.NodeName, p.Annotations, p.Status.PodIPs = w.place, w.annotations, []corev1.PodIP{{IP: p.Status.PodIP}}
 	w.list = append(w.list, p)
 	w.logged[p.UID] = make(chan struct{})
+	for _, change := range changes {
+		change(p)
+	}
 	w.notify()
 	return p
 }
@@ -391,15 +395,15 @@ func (w *world) write(r schema.GroupVersionResource, o *unstructured.Unstructure
 		return err
 	}
 	for n, name := range old {
-		p := w.addPodWithSpec(fmt.Sprintf("new-%d-%d", generation, n), template.Spec)
+		added := fmt.Sprintf("new-%d-%d", generation, n)
 		if w.admit != nil {
-			w.mu.Lock()
-			p.CreationTimestamp = metav1.NewTime(time.Now().Add(w.ahead))
-			w.admit(p)
-			w.notify()
-			w.mu.Unlock()
+			w.addPodWithSpec(added, template.Spec, func(p *corev1.Pod) {
+				p.CreationTimestamp = metav1.NewTime(time.Now().Add(w.ahead))
+				w.admit(p)
+			})
 			continue
 		}
+		p := w.addPodWithSpec(added, template.Spec)
 		for _, c := range template.Spec.Containers {
 			if api.IsAgent(c.Name) {
 				w.mu.Lock()
