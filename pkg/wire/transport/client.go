@@ -313,6 +313,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 // awaitChange returns when conn is lost, when the link needs a new one or has to move to another transport, or when the
 // session or ctx ends.
 func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
+	var after <-chan time.Time // nil: no run of bulk
 	for {
 		wanted, changed := l.wanted.Get()
 		if wanted != conn.path {
@@ -323,9 +324,13 @@ func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
 			return
 		case <-changed:
 		case <-l.renew:
-			if time.Since(conn.born) > freshConn {
+			after = time.After(l.untilRenewal(conn))
+		case <-after:
+			wait := l.untilRenewal(conn)
+			if wait <= 0 {
 				return
 			}
+			after = time.After(wait)
 		case <-ctx.Done():
 			return
 		case <-l.session.done:

@@ -182,7 +182,7 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	d.mu.Lock()
 	base := d.base
 	line, usual := d.line(now)
-	latest := d.probes[0]
+	latest := lesser(d.probes[2], lesser(d.probes[1], d.probes[0]))
 	drains, draining, since := d.drains, d.drain.Load() != nil, now.Sub(d.last)
 	d.mu.Unlock()
 	if draining {
@@ -198,6 +198,9 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	goal := base + target(base)
 	if f.startup {
 		took = max(took, base)
+		if slow := 2 * base; usual > 0 && usual <= goal && f.round.most > slow+base/2 { // slow: by a conn's slow start
+			d.lost.Store(now.UnixNano())
+		}
 		rtt, holes := l.delays(f.round.rtt, f.round.most, base, latest, false)
 		l.double(min(rtt, f.round.rtt) >= goal, goal, holes, took)
 		return
@@ -251,11 +254,11 @@ func (d *delay) judge(s span, base, line, usual time.Duration, now time.Time) (h
 // that of probes, or 0.
 func (l *link) delays(least, most, base, line time.Duration, held bool) (rtt, holes time.Duration) {
 	lossy := l.load.bulk.Load() && l.delay().lossy(time.Now())
-	if (lossy || held) && most-least > base/2 {
-		holes = min(most-least, mostHoles*base)
-	}
 	if lossy {
 		least = lesser(line, least)
+	}
+	if (lossy || held) && most-least > base/2 {
+		holes = min(most-least, mostHoles*base)
 	}
 	return least, holes
 }

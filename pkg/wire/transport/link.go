@@ -57,7 +57,7 @@ type link struct {
 	changed sync.Cond // broadcasts any other change: conn, reading, writing, out.sent, closed
 
 	wanted wakeup.Value[path] // the transport that the prober chose; Client.keep moves the link to it
-	renew  wakeup.Signal      // Client.keep replaces the conn, unless it is new
+	renew  wakeup.Signal      // of a run of bulk, after which Client.keep replaces the conn
 
 	unread  unread
 	load    load
@@ -97,6 +97,7 @@ type unread struct {
 type load struct {
 	up, born atomic.Bool  // attached now; attached before
 	bulk     atomic.Bool  // both ends use it for bulk
+	ran      atomic.Int64 // when it carried bulk last, in nanoseconds since the session began
 	streams  atomic.Int64 // open streams
 	unacked  atomic.Int64 // bytes
 	incoming atomic.Int64 // when much arrived last, in nanoseconds since the session began

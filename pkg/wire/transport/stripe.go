@@ -66,9 +66,9 @@ func (s *Session) probeLine() {
 	})
 }
 
-// A conn that has carried little for a while may be slow for long: where packets are lost, its congestion control no
-// longer knows the rate (BBR's filter keeps ten round trips, and a retransmission of a lone packet is a sample), and it
-// probes for more slowly, unlike that of a new conn. So the client replaces old conns as a run of bulk begins.
+// A conn that carries little after bulk may become slow for long: where packets are lost, its congestion control
+// forgets the rate (BBR's filter keeps ten round trips, and a retransmission of a lone packet is a sample), and it probes
+// for more slowly, unlike that of a conn that has carried no bulk yet. So the client replaces the conn after a run.
 const (
 	bulkPause = time.Second     // which ends a run
 	bulkBegin = 128 << 10       // bytes of a run over one link, at which it counts
@@ -87,9 +87,16 @@ func (r *bulkRun) add(l *link, n int) {
 		r.bytes = 0
 	}
 	r.last = now
+	l.load.ran.Store(int64(now.Sub(l.session.since)))
 	if r.bytes += n; r.bytes >= bulkBegin && r.bytes-n < bulkBegin && l.load.bulk.Load() {
 		l.renew.Raise()
 	}
+}
+
+// untilRenewal returns how long the link's conn, which has carried a run, stays at least.
+func (l *link) untilRenewal(conn *linkConn) time.Duration {
+	paused := time.Since(l.session.since) - time.Duration(l.load.ran.Load())
+	return max(bulkPause-paused, freshConn-time.Since(conn.born))
 }
 
 // far reports whether the link's conn uses a far path. Call with mu held.
