@@ -313,7 +313,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 // awaitChange returns when conn is lost, when the link needs a new one or has to move to another transport, or when the
 // session or ctx ends.
 func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
-	var after <-chan time.Time // nil: no run of bulk
+	var after <-chan time.Time // nil: the conn is not worn
 	for {
 		wanted, changed := l.wanted.Get()
 		if wanted != conn.path {

@@ -87,7 +87,8 @@ const (
 	leastFlight  = 16 << 10
 	flightGrowth = 4 << 10 // growth of each link's limit in each round trip, so that newer links get an equal part
 	marksPerRTT  = 16
-	flatRounds   = 2 // after which the startup ends
+	flatRounds   = 2 // with a queue and without a higher rate, after which the startup ends
+	emptyRounds  = 6 // without a queue
 	emptySpans   = 2 // after which it begins again
 	spanRounds   = 3
 	spanTime     = 250 * time.Millisecond
@@ -201,8 +202,8 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 		if slow := 2 * base; usual > 0 && usual <= goal && f.round.most > slow+base/2 { // slow: by a conn's slow start
 			d.lost.Store(now.UnixNano())
 		}
-		rtt, holes := l.delays(f.round.rtt, f.round.most, base, latest, false)
-		l.double(min(rtt, f.round.rtt) >= goal, goal, holes, took)
+		_, holes := l.delays(f.round.rtt, f.round.most, base, latest, false)
+		l.double(lesser(latest, f.round.rtt) >= goal, goal, holes, took)
 		return
 	}
 	if !f.span.add(f.round, took, l.out.acked-f.round.acked) {
@@ -268,16 +269,16 @@ func (l *link) delays(least, most, base, line time.Duration, held bool) (rtt, ho
 func (l *link) double(queued bool, goal, holes, took time.Duration) {
 	f := &l.flight
 	rate := float64(l.out.acked-f.round.acked) / took.Seconds()
-	if f.flat++; !queued || rate > 1.25*f.rate {
+	if f.flat++; rate > 1.25*f.rate {
 		f.flat = 0
 	}
 	f.rate = max(f.rate, rate)
 	f.recent = f.rate
 	switch {
-	case f.flat == 0:
+	case f.flat == 0, !queued && (f.flat < emptyRounds || l.delay().lossy(time.Now())):
 		most := min(replayBuffer, int(2*f.rate*(goal+holes).Seconds())) // a conn's slow start doubles the rate
 		f.limit = max(f.limit, min(2*f.limit, most))
-	case f.flat == flatRounds:
+	case f.flat >= flatRounds:
 		f.startup, f.flat = false, 0
 		f.limit = min(max(int(f.rate*(goal+holes).Seconds()), leastFlight), f.limit)
 		f.least = max(f.limit/2, leastFlight)

@@ -19,10 +19,12 @@ const (
 	frameReset  = 5  // stream
 	frameWindow = 6  // stream; payload: how many more bytes may come, uint32
 	frameAck    = 7  // link; payload: bytes received so far, uint64
-	framePing   = 8  // link; payload: number, bytes received so far, two uint64
+	framePing   = 8  // link; payload: number, or wornPing; bytes received so far, two uint64
 	framePong   = 9  // link; payload: the ping's number, bytes received so far
 	frameClose  = 10 // link; ends the session
 	frameStripe = 11 // stream of another link; payload: that link, offset, bytes
+
+	wornPing = 0 // asks for a new conn; an end without this feature answers only
 
 	headerLen  = 8
 	maxReason  = 512

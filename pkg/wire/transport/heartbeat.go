@@ -39,12 +39,15 @@ func twoNumbers(a, b uint64) []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(make([]byte, 0, 16), a), b)
 }
 
-// onPing answers a ping.
+// onPing answers a ping. The client heeds wornPing.
 func (l *link) onPing(seq, acked uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.acks.sent = l.acks.received
 	l.control(framePong, 0, twoNumbers(seq, l.acks.received)...)
+	if seq == wornPing {
+		l.renew.Raise()
+	}
 	return l.acked(acked)
 }
 

@@ -49,7 +49,6 @@ type link struct {
 	acks     acks   // acknowledgements that this end owes
 	closeEnd uint64 // position behind our CLOSE; 0: none
 	sched    scheduler
-	bulk     bulkRun // of STRIPE frames sent
 	flight   flight
 	heart    heartbeat
 
@@ -57,7 +56,7 @@ type link struct {
 	changed sync.Cond // broadcasts any other change: conn, reading, writing, out.sent, closed
 
 	wanted wakeup.Value[path] // the transport that the prober chose; Client.keep moves the link to it
-	renew  wakeup.Signal      // of a run of bulk, after which Client.keep replaces the conn
+	renew  wakeup.Signal      // the conn is worn: Client.keep replaces it in the next pause
 
 	unread  unread
 	load    load
@@ -112,6 +111,8 @@ type linkConn struct {
 	last time.Time     // when the link last received something
 	dead chan struct{} // closed when the link has let go of the conn
 	err  error         // the reason; valid once dead is closed
+	bulk int           // bytes sent
+	worn bool          // by bulk; said to both ends
 
 	Traffic
 }

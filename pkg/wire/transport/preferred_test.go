@@ -264,7 +264,6 @@ func TestSlowerPreferredIsUsed(t *testing.T) {
 		r.want(t, 5*time.Second, "in use")
 		carries(t, rig.laptop, false, true)
 		stop()
-		time.Sleep(10 * time.Second) // until new conns have replaced those that have carried bulk
 		dials := r.preferred.dialed()
 		r.want(t, time.Hour)
 		if n := r.preferred.dialed() - dials; n > 0 {

@@ -21,7 +21,6 @@ type receiver struct {
 	r     *bufio.Reader
 	since int       // bytes since acknowledge last called sendAck
 	acked time.Time // when acknowledge last called sendAck
-	bulk  bulkRun
 	small [1 + maxReason]byte
 }
 
@@ -160,7 +159,7 @@ func (r *receiver) stripe(h header) error {
 		_, err := r.r.Discard(n)
 		return err
 	}
-	r.bulk.add(r.l, n)
+	r.l.ran(time.Now())
 	if s.datagrams {
 		return fmt.Errorf("%w: datagrams are striped", ErrProtocol)
 	}

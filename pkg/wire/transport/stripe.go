@@ -66,34 +66,34 @@ func (s *Session) probeLine() {
 	})
 }
 
-// A conn that carries little after bulk may become slow for long: where packets are lost, its congestion control
-// forgets the rate (BBR's filter keeps ten round trips, and a retransmission of a lone packet is a sample), and it probes
-// for more slowly, unlike that of a conn that has carried no bulk yet. So the client replaces the conn after a run.
+// A conn that carries little after bulk becomes slow for long where packets are lost: its congestion control forgets the
+// rate (BBR's filter keeps ten round trips, and a retransmission of a lone packet is a sample), and it probes for more
+// slowly, unlike that of a conn that has carried no bulk yet. So the client replaces such a conn in the next pause.
 const (
-	bulkPause = time.Second     // which ends a run
-	bulkBegin = 128 << 10       // bytes of a run over one link, at which it counts
+	bulkPause = time.Second     // which ends a run of bulk
+	wornBytes = 128 << 10       // of bulk over one conn, at which it counts
 	freshConn = 5 * time.Second // a conn that is younger is not replaced
 )
 
-// bulkRun counts the bytes of a run over one link, in one direction.
-type bulkRun struct {
-	bytes int
-	last  time.Time
-}
-
-func (r *bulkRun) add(l *link, n int) {
-	now := time.Now()
-	if now.Sub(r.last) > bulkPause {
-		r.bytes = 0
+// wear notes that the link has sent n bytes of bulk. The end that sends knows whether packets are lost, and tells the
+// other end. Call with mu held.
+func (l *link) wear(n int) {
+	now, c := time.Now(), l.conn
+	l.ran(now)
+	if c == nil || c.worn {
+		return
 	}
-	r.last = now
-	l.load.ran.Store(int64(now.Sub(l.session.since)))
-	if r.bytes += n; r.bytes >= bulkBegin && r.bytes-n < bulkBegin && l.load.bulk.Load() {
+	if c.bulk += n; c.bulk >= wornBytes && l.far() && l.delay().lossy(now) {
+		c.worn = true
 		l.renew.Raise()
+		l.control(framePing, 0, twoNumbers(wornPing, l.acks.received)...)
 	}
 }
 
-// untilRenewal returns how long the link's conn, which has carried a run, stays at least.
+// ran notes that the link carries bulk now.
+func (l *link) ran(now time.Time) { l.load.ran.Store(int64(now.Sub(l.session.since))) }
+
+// untilRenewal returns how long the link's conn, which is worn, stays at least.
 func (l *link) untilRenewal(conn *linkConn) time.Duration {
 	paused := time.Since(l.session.since) - time.Duration(l.load.ran.Load())
 	return max(bulkPause-paused, freshConn-time.Since(conn.born))
@@ -211,7 +211,7 @@ func (s *Stream) writeBulk(p []byte) int {
 
 // stripe appends a STRIPE frame with bytes of s. Call with l.mu held.
 func (l *link) stripe(s *Stream, at uint64, p []byte) {
-	l.bulk.add(l, len(p))
+	l.wear(len(p))
 	var b [stripeLen]byte
 	b[0] = byte(s.l.index)
 	binary.BigEndian.PutUint64(b[1:], at)
