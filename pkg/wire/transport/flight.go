@@ -14,8 +14,9 @@ import "time"
 //	limit = limit · (1 + (base + target) / round trip) / 2 + 4 KiB
 //
 // So the queue settles at the target, whatever the line's rate is and however many links share it. A link begins with
-// 64 KiB and doubles that in each round trip, until there is a queue and the rate has stopped growing: a conn's own
-// slow start also makes bytes wait. It does so again when there was no queue for some time.
+// 64 KiB and doubles that in each round trip, until the rate has stopped growing: for two rounds if there is a queue,
+// as a conn's own slow start also makes bytes wait, and for six if there is none, unless the path is lossy. It does so
+// again when there was no queue for some time.
 //
 // Four things must not shrink the limit to nothing:
 //
@@ -37,7 +38,7 @@ type flight struct {
 	base    time.Duration // after those drains
 	span    span
 	empty   int // consecutive spans without a queue
-	flat    int // consecutive rounds of the startup with a queue and without a higher rate
+	flat    int // consecutive rounds of the startup without a higher rate
 
 	marks  []mark // of some writes, the oldest first
 	round  round
@@ -87,8 +88,8 @@ const (
 	leastFlight  = 16 << 10
 	flightGrowth = 4 << 10 // growth of each link's limit in each round trip, so that newer links get an equal part
 	marksPerRTT  = 16
-	flatRounds   = 2 // with a queue and without a higher rate, after which the startup ends
-	emptyRounds  = 6 // without a queue
+	flatRounds   = 2 // without a higher rate, after which the startup ends if there is a queue
+	emptyRounds  = 6 // if there is none
 	emptySpans   = 2 // after which it begins again
 	spanRounds   = 3
 	spanTime     = 250 * time.Millisecond

@@ -458,7 +458,7 @@ func TestDownloadsOnAPathThatLosesPackets(t *testing.T) {
 				for range tt.downloads {
 					d.run(r)
 				}
-				const span = 10 * time.Second
+				const span = 25 * time.Second
 				time.Sleep(span / 2)
 				d.take()
 				median := roundTrips(t, near, span)
