@@ -184,7 +184,8 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	d.mu.Lock()
 	base := d.base
 	line, usual := d.line(now)
-	latest := lesser(d.probes[2], lesser(d.probes[1], d.probes[0]))
+	newest := d.probes[0]
+	latest := lesser(d.probes[2], lesser(d.probes[1], newest))
 	drains, draining, since := d.drains, d.drain.Load() != nil, now.Sub(d.last)
 	d.mu.Unlock()
 	if draining {
@@ -200,7 +201,7 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	goal := base + target(base)
 	if f.startup {
 		took = max(took, base)
-		if slow := 2 * base; usual > 0 && usual <= goal && f.round.most > slow+base/2 { // slow: by a conn's slow start
+		if usual > 0 && max(usual, newest) < base+target(base)/2 && f.round.most > base*5/2 { // a slow start takes 2 · base
 			d.lost.Store(now.UnixNano())
 		}
 		_, holes := l.delays(f.round.rtt, f.round.most, base, latest, false)
@@ -240,7 +241,7 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 func (d *delay) judge(s span, base, line, usual time.Duration, now time.Time) (held, own bool) {
 	goal := base + target(base)
 	switch {
-	case usual == 0 || s.most-s.rtt <= base/2:
+	case usual == 0 || s.most-s.rtt <= base*3/4:
 		return false, false
 	case line > goal && usual-line < base/6: // in pauses of the path probes differ more
 		d.lost.Store(0)
