@@ -201,7 +201,8 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 	goal := base + target(base)
 	if f.startup {
 		took = max(took, base)
-		if usual > 0 && max(usual, newest) < base+target(base)/2 && f.round.most > base*5/2 { // a slow start takes 2 · base
+		// No queue grows, and a conn's slow start takes two round trips.
+		if usual > 0 && usual <= goal && newest < goal-target(base)/2 && f.round.most > base*5/2 {
 			d.lost.Store(now.UnixNano())
 		}
 		_, holes := l.delays(f.round.rtt, f.round.most, base, latest, false)
