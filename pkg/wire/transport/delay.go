@@ -59,6 +59,7 @@ func (d *delay) reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.base, d.previous, d.shown, d.probes = 0, 0, 0, [8]time.Duration{}
+	d.lost.Store(0)
 	d.drain.Store(nil)
 }
 
