@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -119,7 +120,7 @@ func TestNoReplicasNameTheirManager(t *testing.T) {
 }
 
 // A reset of the template or of a target port is put right once. The second one ends the intercept: what others wrote
-// stays, and the rest is undone.
+// stays, and the rest is undone before the intercept says so.
 func TestResetByOthersIsPutRightOnce(t *testing.T) {
 	for _, tt := range []struct {
 		name, resource, fields, want string
@@ -160,15 +161,22 @@ func TestResetByOthersIsPutRightOnce(t *testing.T) {
 					}
 					return nil
 				})
+				w.mu.Lock()
+				w.admit = func(*corev1.Pod) {
+					if s := i.Status().State; s != api.InterceptLeaving {
+						t.Errorf("the intercept is %s while the agent leaves the template", s)
+					}
+				}
+				w.mu.Unlock()
 				reset()
 				says(t, i, api.InterceptFailed, tt.want)
-				if err := stop(); api.AsError(err) == nil || api.AsError(err).Code != api.ExitIntercept {
-					t.Errorf("got %v", err)
-				}
 				for key, before := range map[string]*unstructured.Unstructured{"deployments/web": template, "services/web": service} {
 					if got := w.objects[key]; fmt.Sprint(got.Object["spec"]) != fmt.Sprint(before.Object["spec"]) || got.GetAnnotations()["kubevpn.dev/target-ports"] != "" {
 						t.Errorf("%s was\n%v\nand is\n%v", key, before.Object, got.Object)
 					}
+				}
+				if err := stop(); api.AsError(err) == nil || api.AsError(err).Code != api.ExitIntercept {
+					t.Errorf("got %v", err)
 				}
 			})
 		})

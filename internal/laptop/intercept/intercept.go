@@ -518,12 +518,13 @@ func (i *Intercept) waitForPods(ctx context.Context) error {
 }
 
 // leave releases all claims, and removes the sidecar from the template. cause is the error that ended the intercept, or
-// nil.
+// nil: it says that the intercept is undone, so the state is not failed before it is.
 func (i *Intercept) leave(ctx context.Context, cause error) {
 	i.mu.Lock()
 	i.status.State = api.InterceptLeaving
 	if cause != nil {
-		i.status.State, i.status.Error = api.InterceptFailed, api.AsError(cause)
+		i.status.Error = api.AsError(cause)
+		defer i.set(func() { i.status.State = api.InterceptFailed })
 	}
 	pods := i.sorted()
 	i.changed.Send()

@@ -23,7 +23,7 @@ func (i *Intercept) Status() api.Intercept {
 		s.Requests += c.requests.total()
 		if c.active() {
 			intercepted++
-		} else if s.State != api.InterceptFailed && c.reason() != "" {
+		} else if s.Error == nil && c.reason() != "" {
 			s.LastError = c.name + ": " + c.reason()
 		}
 		if mine := ownClaim(c.linked.state, i.claim.ID); mine != nil {
