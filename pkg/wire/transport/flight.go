@@ -225,13 +225,14 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 		f.restart()
 		return
 	}
+	grown := 2 * flightGrowth * rtt / time.Duration(f.limit) // by which the growth exceeds the target; much on slow lines
 	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
 	if l.load.bulk.Load() && (own || rtt <= goal) { // what is more waits elsewhere
 		f.limit = min(f.limit, int(f.recent*(max(rtt, goal)+holes).Seconds())+flightGrowth)
 		f.limit = max(f.limit, int(f.recent*base.Seconds()))
 	}
 	f.limit = min(max(f.limit, f.least), replayBuffer)
-	if since > max(drainEvery, 12*base) && queue > target(base)/2 || rtt > goal+target(base) && since > 6*rtt {
+	if since > max(drainEvery, 12*base) && queue > target(base)/2 || rtt-grown > goal+target(base) && since > 6*rtt {
 		inFlight := time.Duration(float64(f.limit) / f.recent * float64(time.Second)) // with what waits behind holes
 		d.begin(rtt, min(max(rtt, inFlight), rtt+mostHoles*base), 6*rtt, now)
 	}
