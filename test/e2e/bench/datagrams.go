@@ -351,21 +351,14 @@ func receive(c *net.UDPConn, got *count) (*count, error) {
 	return nil, nil
 }
 
-// datagramMeasurement is one way to use a path for UDP.
-type datagramMeasurement struct {
-	kind string
-	rate float64
-}
+// datagramRate is the rate of UDP measurements, in Mb/s.
+const datagramRate = 500
 
-const fullRate = 500
+// datagramMeasurements are the kinds of UDP measurements.
+var datagramMeasurements = []string{"udp-down", "udp-up"}
 
-var datagramMeasurements = []datagramMeasurement{
-	{"udp-down", 100}, {"udp-down", 250}, {"udp-down", fullRate},
-	{"udp-up", 100}, {"udp-up", 250}, {"udp-up", fullRate},
-}
-
-func (m datagramMeasurement) row() string {
-	return fmt.Sprintf("UDP %s, %.0f Mb/s", strings.TrimPrefix(m.kind, "udp-"), m.rate)
+func datagramRow(kind string) string {
+	return fmt.Sprintf("UDP %s, %d Mb/s", strings.TrimPrefix(kind, "udp-"), datagramRate)
 }
 
 // The other figures of a measurement of UDP.
@@ -395,7 +388,7 @@ func (b *bench) measureDatagrams(ctx context.Context, r *report) error {
 				say("round %d of %d: %s", round+1, b.rounds, p)
 				for _, m := range datagramMeasurements {
 					if err := b.measureDatagram(ctx, r, m, p); err != nil {
-						return fmt.Errorf("%s, %s: %w", m.row(), p, err)
+						return fmt.Errorf("%s, %s: %w", datagramRow(m), p, err)
 					}
 				}
 				if err := b.measureSecure(ctx, r, p); err != nil {
@@ -408,23 +401,24 @@ func (b *bench) measureDatagrams(ctx context.Context, r *report) error {
 }
 
 // measureDatagram adds one measurement of UDP to the report, and prints where datagrams were lost.
-func (b *bench) measureDatagram(ctx context.Context, r *report, m datagramMeasurement, p path) error {
+func (b *bench) measureDatagram(ctx context.Context, r *report, kind string, p path) error {
 	before, err := b.drops()
 	if err != nil {
 		return err
 	}
-	w := work{Kind: m.kind, Target: b.target(p, sinkDatagrams), Rate: m.rate, Duration: b.each}
-	if m.kind == "udp-down" {
+	w := work{Kind: kind, Target: b.target(p, sinkDatagrams), Rate: datagramRate, Duration: b.each}
+	if kind == "udp-down" {
 		w.Target = b.target(p, sourceDatagrams)
 	}
 	got, err := b.measure(ctx, w)
 	if err != nil {
 		return err
 	}
-	r.add(m.row(), p, got.Lost)
-	r.add(receivedRow(m.row()), p, got.Mbps)
-	r.add(busyRow(m.row()), p, got.Busy)
-	say("%s, %s: %.3f %% of %d lost, %d disordered, %.0f Mb/s, %.2f processors%s", m.row(), p, got.Lost, got.Count,
+	row := datagramRow(kind)
+	r.add(row, p, got.Lost)
+	r.add(receivedRow(row), p, got.Mbps)
+	r.add(busyRow(row), p, got.Busy)
+	say("%s, %s: %.3f %% of %d lost, %d disordered, %.0f Mb/s, %.2f processors%s", row, p, got.Lost, got.Count,
 		got.Disordered, got.Mbps, got.Busy, before.since(b))
 	return nil
 }

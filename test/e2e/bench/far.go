@@ -348,8 +348,11 @@ type farReport struct {
 
 func (r *farReport) render() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured on %s, at commit %s.\nMedians of %d rounds, each measurement of %v. ", r.machine,
-		r.commit, r.rounds, r.each)
+	rounds := "One round"
+	if r.rounds > 1 {
+		rounds = fmt.Sprintf("Medians of %d rounds", r.rounds)
+	}
+	fmt.Fprintf(&b, "Measured on %s, at commit %s.\n%s, each measurement of %v. ", r.machine, r.commit, rounds, r.each)
 	fmt.Fprintf(&b, "`kubevpn connect` with its daemon and manager running takes %s round trips.\n",
 		r.shown("%.1f", roundTripsRow, all))
 	for _, line := range r.lines {
@@ -368,25 +371,25 @@ func (r *farReport) table(b *strings.Builder, line farLine) {
 	for _, p := range farPaths {
 		head = append(head, string(p))
 	}
-	header(b, append(head, "gvisor / kernel", "gvisor / `kubectl port-forward`"))
+	header(b, head)
 	for _, m := range farMeasurements {
 		row := onLine(line, m.row)
 		cells := []string{fmt.Sprintf("%s (%s)", m.row, m.unit)}
 		for _, p := range farPaths {
 			cells = append(cells, r.shown("%.1f", row, p))
 		}
-		tableLine(b, append(cells, r.ratio(row, gvisorProxy, kernel), r.ratio(row, gvisorProxy, portForward)))
+		tableLine(b, cells)
 	}
 }
 
 func (r *farReport) briefTable(b *strings.Builder) {
-	header(b, []string{"", "down, 1 flow (MB/s)", "down, 8 flows", "up, 1 flow", rttRow + ", beside 2 downloads (ms)",
+	header(b, []string{"line, loss", "down, 1 flow (MB/s)", "down, 8 flows", "up, 1 flow", rttRow + ", beside 2 downloads (ms)",
 		besideTail})
 	for _, line := range r.lines {
 		if !line.brief() {
 			continue
 		}
-		cells := []string{line.String()}
+		cells := []string{strings.Replace(line.String(), " loss", "", 1)}
 		for _, m := range briefMeasurements {
 			row, format := onLine(line, m), "%.1f"
 			if m == besideDown || m == besideTail {

@@ -31,9 +31,9 @@ func TestFarTablesHaveALineForEachMeasurement(t *testing.T) {
 	for _, want := range []string{
 		"takes 9.4 round trips",
 		"\n60ms, 100 Mb/s, 0.1 % loss, BBR:\n",
-		"| the same beside 2 downloads (ms) | 50.0 | 51.0 | 52.0 | 1.04 | 1.02 |\n",
+		"| the same beside 2 downloads (ms) | 50.0 | 51.0 | 52.0 |\n",
 		"at commit abc1234-dirty",
-		"\n| 40ms, 200 Mb/s, 5 % loss in bursts of 5, CUBIC | 10.0; 12.0 | 20.0; 22.0 | 30.0; 32.0 | 50; 52 | 300; – |\n",
+		"\n| 40ms, 200 Mb/s, 5 % in bursts of 5, CUBIC | 10.0; 12.0 | 20.0; 22.0 | 30.0; 32.0 | 50; 52 | 300; – |\n",
 	} {
 		if !strings.Contains(tables, want) {
 			t.Errorf("%q is missing in\n%s", want, tables)

@@ -71,18 +71,6 @@ func (r *report) shown(format, row string, p path) string {
 	return fmt.Sprintf(format, r.median(row, p))
 }
 
-// ratio is how much more or less of something there is by one path than by another.
-func (r *report) ratio(row string, p, to path) string {
-	if !r.has(row, p) || !r.has(row, to) {
-		return "–"
-	}
-	v := r.median(row, p) / r.median(row, to)
-	if v < 0.095 {
-		return fmt.Sprintf("%.3f", v)
-	}
-	return fmt.Sprintf("%.2f", v)
-}
-
 // tableRow is a row of the tables of speed.
 type tableRow struct{ name, unit, format string }
 
@@ -146,7 +134,7 @@ var datagramPaths = []path{
 func (r *report) renderDatagrams() string {
 	b := new(strings.Builder)
 	fmt.Fprintf(b, "Measured on %s.\nMedians of %d rounds, each measurement of %v.\n\n", r.machine,
-		len(r.values[cell{datagramMeasurements[0].row(), gvisorProxy}]), r.each)
+		len(r.values[cell{datagramRow(datagramMeasurements[0]), gvisorProxy}]), r.each)
 	head := []string{fmt.Sprintf("datagrams of %d bytes", datagramSize)}
 	for _, p := range datagramPaths {
 		head = append(head, string(p))
@@ -154,12 +142,11 @@ func (r *report) renderDatagrams() string {
 	header(b, head)
 	var received, busy []tableRow
 	rows := make([]tableRow, 0, len(datagramMeasurements))
-	for _, m := range datagramMeasurements {
-		rows = append(rows, tableRow{m.row(), "lost, %", "%.2f"})
-		if m.rate == fullRate {
-			received = append(received, tableRow{receivedRow(m.row()), "Mb/s", "%.0f"})
-			busy = append(busy, tableRow{busyRow(m.row()), "number", "%.2f"})
-		}
+	for _, kind := range datagramMeasurements {
+		row := datagramRow(kind)
+		rows = append(rows, tableRow{row, "lost, %", "%.2f"})
+		received = append(received, tableRow{receivedRow(row), "Mb/s", "%.0f"})
+		busy = append(busy, tableRow{busyRow(row), "number", "%.2f"})
 	}
 	var secure []tableRow
 	for _, m := range secureMeasurements {
