@@ -225,7 +225,7 @@ func (l *link) adapt(now time.Time, took time.Duration) {
 		f.restart()
 		return
 	}
-	grown := 2 * flightGrowth * rtt / time.Duration(f.limit) // by which the growth exceeds the target; much on slow lines
+	grown := 2 * flightGrowth * rtt / time.Duration(f.limit) // queue beyond the target; on slow lines it is long
 	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
 	if l.load.bulk.Load() && (own || rtt <= goal) { // what is more waits elsewhere
 		f.limit = min(f.limit, int(f.recent*(max(rtt, goal)+holes).Seconds())+flightGrowth)

@@ -68,7 +68,8 @@ func (s *Session) probeLine() {
 
 // A conn that carries little after bulk becomes slow for long where packets are lost: its congestion control forgets
 // the rate (BBR's filter keeps ten round trips, and a retransmission of a lone packet is a sample), and it probes for
-// more slowly, unlike that of a conn that has carried no bulk yet. So the client replaces such a conn in the next pause.
+// more slowly, unlike that of a conn that has carried no bulk yet. So the client replaces such a conn in the next
+// pause.
 const (
 	bulkPause = time.Second     // which ends a run of bulk
 	wornBytes = 128 << 10       // of bulk over one conn, at which it counts

@@ -383,8 +383,8 @@ func (r *farReport) table(b *strings.Builder, line farLine) {
 }
 
 func (r *farReport) briefTable(b *strings.Builder) {
-	header(b, []string{"line, loss", "down, 1 flow (MB/s)", "down, 8 flows", "up, 1 flow", rttRow + ", beside 2 downloads (ms)",
-		besideTail})
+	header(b, []string{"line, loss", "down, 1 flow (MB/s)", "down, 8 flows", "up, 1 flow",
+		rttRow + ", beside 2 downloads (ms)", besideTail})
 	for _, line := range r.lines {
 		if !line.brief() {
 			continue
