@@ -518,17 +518,15 @@ func (i *Intercept) waitForPods(ctx context.Context) error {
 }
 
 // leave releases all claims, and removes the sidecar from the template. cause is the error that ended the intercept, or
-// nil: it says that the intercept is undone, so the state is not failed before it is.
+// nil. The error may say that the intercept is undone, so the state is failed only at the end.
 func (i *Intercept) leave(ctx context.Context, cause error) {
-	i.mu.Lock()
-	i.status.State = api.InterceptLeaving
+	var pods []*podIntercept
+	i.set(func() {
+		i.status.State, i.status.Error, pods = api.InterceptLeaving, api.AsError(cause), i.sorted()
+	})
 	if cause != nil {
-		i.status.Error = api.AsError(cause)
 		defer i.set(func() { i.status.State = api.InterceptFailed })
 	}
-	pods := i.sorted()
-	i.changed.Send()
-	i.mu.Unlock()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	var releases sync.WaitGroup
