@@ -104,8 +104,8 @@ func (b *bench) compareShop(ctx context.Context) (end func() error, err error) {
 func (r *report) renderDiff() string {
 	columns := []path{asItIs, passedOn, diffed}
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured on %s.\nMedians of %d rounds of %v, %d requests a second.\n\n", r.machine,
-		len(r.values[cell{comparedMedianRow, diffed}]), r.each, comparedRate)
+	fmt.Fprintf(&b, "Measured on %s.\n%s of %v, %d requests a second.\n\n", r.machine,
+		medians(len(r.values[cell{comparedMedianRow, diffed}])), r.each, comparedRate)
 	head := []string{"a request to the application (µs)"}
 	for _, p := range columns {
 		head = append(head, string(p))

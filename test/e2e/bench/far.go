@@ -348,11 +348,8 @@ type farReport struct {
 
 func (r *farReport) render() string {
 	var b strings.Builder
-	rounds := "One round"
-	if r.rounds > 1 {
-		rounds = fmt.Sprintf("Medians of %d rounds", r.rounds)
-	}
-	fmt.Fprintf(&b, "Measured on %s, at commit %s.\n%s, each measurement of %v. ", r.machine, r.commit, rounds, r.each)
+	fmt.Fprintf(&b, "Measured on %s, at commit %s.\n%s, each measurement of %v. ", r.machine, r.commit,
+		medians(r.rounds), r.each)
 	fmt.Fprintf(&b, "`kubevpn connect` with its daemon and manager running takes %s round trips.\n",
 		r.shown("%.1f", roundTripsRow, all))
 	for _, line := range r.lines {

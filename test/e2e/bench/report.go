@@ -71,6 +71,14 @@ func (r *report) shown(format, row string, p path) string {
 	return fmt.Sprintf(format, r.median(row, p))
 }
 
+// medians says of how many rounds the figures of a table are the medians.
+func medians(rounds int) string {
+	if rounds == 1 {
+		return "One round"
+	}
+	return fmt.Sprintf("Medians of %d rounds", rounds)
+}
+
 // tableRow is a row of the tables of speed.
 type tableRow struct{ name, unit, format string }
 
@@ -89,8 +97,8 @@ func tableRows() []tableRow {
 // render makes the tables.
 func (r *report) render() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured on %s.\nMedians of %d rounds, each measurement of %v.\n\n",
-		r.machine, len(r.values[cell{measurements[0].row, gvisorProxy}]), r.each)
+	fmt.Fprintf(&b, "Measured on %s.\n%s, each measurement of %v.\n\n",
+		r.machine, medians(len(r.values[cell{measurements[0].row, gvisorProxy}])), r.each)
 	head := []string{""}
 	for _, p := range paths {
 		head = append(head, string(p))
@@ -133,8 +141,8 @@ var datagramPaths = []path{
 // renderDatagrams makes the table of UDP.
 func (r *report) renderDatagrams() string {
 	b := new(strings.Builder)
-	fmt.Fprintf(b, "Measured on %s.\nMedians of %d rounds, each measurement of %v.\n\n", r.machine,
-		len(r.values[cell{datagramRow(datagramMeasurements[0]), gvisorProxy}]), r.each)
+	fmt.Fprintf(b, "Measured on %s.\n%s, each measurement of %v.\n\n", r.machine,
+		medians(len(r.values[cell{datagramRow(datagramMeasurements[0]), gvisorProxy}])), r.each)
 	head := []string{fmt.Sprintf("datagrams of %d bytes", datagramSize)}
 	for _, p := range datagramPaths {
 		head = append(head, string(p))

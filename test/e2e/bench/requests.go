@@ -191,8 +191,8 @@ func (b *bench) loadServers(ctx context.Context) ([][]string, error) {
 // renderRequests makes the table of requests.
 func (r *report) renderRequests() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured on %s.\nMedians of %d rounds, in requests or transactions a second.\n\n", r.machine,
-		len(r.values[cell{redisRow, gvisorProxy}]))
+	fmt.Fprintf(&b, "Measured on %s.\n%s, in requests or transactions a second.\n\n", r.machine,
+		medians(len(r.values[cell{redisRow, gvisorProxy}])))
 	head := []string{"", string(portForward)}
 	for _, p := range requestPaths {
 		head = append(head, string(p))
