@@ -13,10 +13,10 @@ import "time"
 //
 //	limit = limit · (1 + (base + target) / round trip) / 2 + 4 KiB
 //
-// So the queue settles at the target, whatever the line's rate is and however many links share it. A link begins with
-// 64 KiB and doubles that in each round trip, until the rate has stopped growing: for two rounds if there is a queue,
-// as a conn's own slow start also makes bytes wait, and for six if there is none, unless the path is lossy. It does so
-// again when there was no queue for some time.
+// So the queue settles at the target, however many links share the line, and at what the 4 KiB add, which is much only
+// on slow lines. A link begins with 64 KiB and doubles that in each round trip, until the rate has stopped growing: for
+// two rounds if there is a queue, as a conn's own slow start also makes bytes wait, and for six if there is none,
+// unless the path is lossy. It does so again when there was no queue for some time.
 //
 // Four things must not shrink the limit to nothing:
 //
