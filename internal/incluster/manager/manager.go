@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
-	"kubevpn/internal/incluster/manager/access"
-	"kubevpn/internal/incluster/manager/dial"
+	"kubevpn/internal/incluster/access"
+	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/internal/incluster/manager/session"
 	"kubevpn/internal/incluster/manager/watch"
@@ -100,11 +100,13 @@ func New(cfg Config) *Manager {
 // Run serves laptops until ctx ends, and then returns nil.
 func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.ResolvConf != "" {
-		dns, err := watch.ReadResolvConf(m.cfg.ResolvConf, m.cfg.Namespace)
+		resolv, err := access.ReadResolvConf(m.cfg.ResolvConf)
 		if err != nil {
 			return err
 		}
-		m.watch.Self.DNS, m.filter.DNS = dns, dns.Servers
+		if domain := resolv.Domain(m.cfg.Namespace); domain != "" {
+			m.watch.Self.DNS, m.filter.DNS = watch.DNS{Servers: resolv.Servers, Domain: domain}, resolv.Servers
+		}
 	}
 	m.watch.Self.NoEcho = !dial.MayPing()
 	var network net.ListenConfig

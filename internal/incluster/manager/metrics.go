@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"kubevpn/internal/incluster/manager/dial"
+	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/internal/incluster/manager/session"
 	"kubevpn/internal/process/metrics"

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"

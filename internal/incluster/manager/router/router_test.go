@@ -18,7 +18,7 @@ import (
 
 	"kubevpn/internal/api"
 
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"

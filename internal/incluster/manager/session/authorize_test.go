@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/internal/incluster/manager/managertest"
 )
 

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/access"
-	"kubevpn/internal/incluster/manager/dial"
+	"kubevpn/internal/incluster/access"
+	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/incluster/manager/watch"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wire/transport"

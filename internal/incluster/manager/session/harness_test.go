@@ -11,8 +11,8 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/access"
-	"kubevpn/internal/incluster/manager/dial"
+	"kubevpn/internal/incluster/access"
+	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/internal/incluster/manager/watch"

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"kubevpn/internal/incluster/manager/dial"
+	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/internal/incluster/manager/watch"
 	"kubevpn/pkg/wire/transport"

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/dial"
+	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wire/transport"

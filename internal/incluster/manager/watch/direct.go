@@ -54,6 +54,12 @@ func portNumber(n int32) uint16 {
 	return uint16(n)
 }
 
+// DNS describes cluster DNS as the kubelet configures it in the pod's resolv.conf.
+type DNS struct {
+	Servers []netip.Addr
+	Domain  string // "cluster.local"; empty when the pod does not use cluster DNS
+}
+
 // Self describes the manager's own pod.
 type Self struct {
 	Namespace, Node string

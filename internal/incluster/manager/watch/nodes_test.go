@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/datapath/balancer"
 )

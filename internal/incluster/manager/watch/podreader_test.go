@@ -19,7 +19,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/internal/incluster/manager/managertest"
 	"kubevpn/pkg/datapath/balancer"
 )

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/pkg/datapath/balancer"
 )
 

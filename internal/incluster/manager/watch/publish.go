@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/wakeup"

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/pkg/datapath/balancer"
 )
 

@@ -1,4 +1,5 @@
-// Package access decides which addresses the traffic manager dials for laptops.
+// Package access decides which addresses the traffic manager dials for laptops, and an agent for those whose users may
+// not exec in its pod.
 //
 //	flow of a laptop ─▶ Policy: its namespace, its user? ─▶ Filter: the address? ─▶ dialed
 //	packet of a laptop ───────────────────────────────────▶ Filter: the address? ─▶ forwarded

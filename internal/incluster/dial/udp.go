@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"kubevpn/internal/incluster/manager/access"
+	"kubevpn/internal/incluster/access"
 	"kubevpn/pkg/datapath/balancer"
 )
 

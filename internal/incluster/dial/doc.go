@@ -1,4 +1,5 @@
-// Package dial makes the traffic manager's connections for the flows of laptops.
+// Package dial makes connections for the flows of laptops: from the traffic manager or, without a balancer and a
+// Policy, from the agent in a pod.
 //
 //	flow ─┬─ TCP ──▶ Dialer ─ Service? ─▶ balancer ─▶ connect ─▶ relay ────────▶ pod
 //	      ├─ UDP ──▶ Dialer ─ Service? ─▶ balancer ─▶ socket ──▶ exchange ─────▶ pod
