@@ -70,6 +70,9 @@ type AgentHello struct {
 	Protocol int    `json:"protocol"`
 	Oldest   int    `json:"oldestProtocol,omitempty"`
 	Version  string `json:"version"`
+	// MayExec says that the laptop's user may exec in the pod. Its flows then reach whatever the pod's processes reach.
+	MayExec bool `json:"mayExec,omitempty"`
+	Listens bool `json:"listens,omitempty"` // asks for AgentState.Listens
 }
 
 // AgentOrder is a JSON line of the laptop on the control stream. Beside ID, exactly one field is set. The agent answers
@@ -83,6 +86,7 @@ type AgentOrder struct {
 	// Trace is a trace ID. For half a minute the agent notes what it does with requests that carry it, and its
 	// answer says what it has noted.
 	Trace string `json:"trace,omitempty"`
+	Names bool   `json:"names,omitempty"` // asks for the pod's name resolution
 }
 
 // ClaimOrder asks for requests of the pod. The same ID again replaces the claim.
@@ -131,6 +135,15 @@ type AgentReport struct {
 	Error *Error      `json:"error,omitempty"`
 	State *AgentState `json:"state,omitempty"`
 	Trace *AgentTrace `json:"trace,omitempty"` // answers AgentOrder.Trace
+	Names *PodNames   `json:"names,omitempty"` // answers AgentOrder.Names
+}
+
+// PodNames is the name resolution of a pod: what its resolv.conf and its hosts file contain.
+type PodNames struct {
+	Servers []netip.Addr `json:"servers,omitempty"`
+	Search  []string     `json:"search,omitempty"`
+	Options []string     `json:"options,omitempty"` // such as "ndots:5"
+	Hosts   string       `json:"hosts,omitempty"`   // the file
 }
 
 // AgentState is the state of the leader.
@@ -138,6 +151,8 @@ type AgentState struct {
 	Claims []Claim `json:"claims"` // of all owners
 	// how the application learns the client's address: "address", or "header: " (X-Forwarded-For) and the reason
 	Source string `json:"source"`
+	// Listens are the addresses at which TCP sockets of the pod listen, except those of the agent, sorted.
+	Listens []netip.AddrPort `json:"listens,omitempty"`
 }
 
 // Claim is one intercept in this pod.

@@ -173,7 +173,7 @@ func (a *Agent) serve(ctx context.Context, agents, conns net.Listener, number ui
 	if err != nil {
 		return err
 	}
-	l.sidecar, l.arrived = len(a.cfg.Listen) > 0, a.infoServer.close
+	l.sidecar, l.arrived, l.own = len(a.cfg.Listen) > 0, a.infoServer.close, a.cfg.PodIPs
 	l.announce = func() error { return a.announce(l.info) }
 	l.receiver = newReceiver(a.cfg, l, number)
 	defer l.receiver.close()

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,7 +108,32 @@ func (a *application) isExposed(number uint16) bool {
 }
 
 // readListeners returns the addresses at which TCP sockets listen in this network namespace.
-func readListeners() ([]netip.AddrPort, error) {
+func readListeners() ([]netip.AddrPort, error) { return readSockets(nil) }
+
+// maxListeners limits the addresses in a report.
+const maxListeners = 1000
+
+// othersListeners is readListeners without the sockets of this process, sorted.
+func othersListeners() ([]netip.AddrPort, error) {
+	const files = "/proc/self/fd"
+	entries, err := os.ReadDir(files)
+	if err != nil {
+		return nil, err
+	}
+	own := make(map[string]bool)
+	for _, e := range entries {
+		if to, err := os.Readlink(filepath.Join(files, e.Name())); err == nil { // unless it was closed meanwhile
+			own[to] = true
+		}
+	}
+	all, err := readSockets(own)
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	all = slices.Compact(all)
+	return all[:min(len(all), maxListeners)], err
+}
+
+// readSockets returns where sockets listen, except own ones, which are named as links in /proc/self/fd are.
+func readSockets(own map[string]bool) ([]netip.AddrPort, error) {
 	var all []netip.AddrPort
 	for _, path := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		f, err := os.Open(path)
@@ -117,7 +143,7 @@ func readListeners() ([]netip.AddrPort, error) {
 		if err != nil {
 			return nil, err
 		}
-		some, err := parseListeners(f)
+		some, err := parseListeners(f, own)
 		f.Close()
 		if err != nil {
 			return nil, fmt.Errorf("reading %s: %w", path, err)
@@ -127,9 +153,12 @@ func readListeners() ([]netip.AddrPort, error) {
 	return all, nil
 }
 
-// parseListeners parses /proc/net/tcp and returns the addresses of listening sockets.
-func parseListeners(r io.Reader) ([]netip.AddrPort, error) {
-	const listening = "0A" // TCP_LISTEN
+// parseListeners parses /proc/net/tcp and returns the addresses of listening sockets, except own ones.
+func parseListeners(r io.Reader, own map[string]bool) ([]netip.AddrPort, error) {
+	const (
+		listening = "0A" // TCP_LISTEN
+		inode     = 9    // index of the field
+	)
 	var all []netip.AddrPort
 	lines := bufio.NewScanner(r)
 	lines.Scan() // the headings
@@ -139,6 +168,9 @@ func parseListeners(r io.Reader) ([]netip.AddrPort, error) {
 			return nil, fmt.Errorf("%q is not a socket", lines.Text())
 		}
 		if fields[3] != listening {
+			continue
+		}
+		if len(fields) > inode && own["socket:["+fields[inode]+"]"] {
 			continue
 		}
 		host, number, _ := strings.Cut(fields[1], ":")

@@ -144,14 +144,15 @@ func TestParseListenersIgnoresOtherStates(t *testing.T) {
    2: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    3: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 0A 0 0 0 0 0 0
    4: 0000000000000000FFFF00000100007F:0051 00000000000000000000000000000000:0000 0A 0 0 0 0 0 0
+   5: 0100007F:1F93 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4 1 0 100 0 0 10 0
 `
-	got, err := parseListeners(strings.NewReader(text))
+	got, err := parseListeners(strings.NewReader(text), map[string]bool{"socket:[4]": true})
 	want := "[127.0.0.1:8081 0.0.0.0:8080 [::1]:80 [::ffff:127.0.0.1]:81]"
 	if fmt.Sprint(got) != want || err != nil {
 		t.Errorf("parseListeners = %v, %v; want %s", got, err, want)
 	}
 	for _, bad := range []string{"0: 1", "0: 0100007F 0 0A", "0: 01:1F90 0 0A", "0: zz:1F90 0 0A", "0: 0100007F:1F9000 0 0A"} {
-		if got, err := parseListeners(io.MultiReader(strings.NewReader("headings\n"), strings.NewReader(bad))); err == nil {
+		if got, err := parseListeners(io.MultiReader(strings.NewReader("headings\n"), strings.NewReader(bad)), nil); err == nil {
 			t.Errorf("%q is read as %v", bad, got)
 		}
 	}

@@ -11,13 +11,17 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/access"
+	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/process/version"
+	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/protocol/interceptor"
 	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
@@ -27,14 +31,17 @@ import (
 const (
 	// tickInterval is the interval at which the leader checks which laptops are away.
 	tickInterval = 500 * time.Millisecond
+	// lookTicks is how many ticks lie between two looks at where the pod's sockets listen, for which the kernel lists
+	// all sockets.
+	lookTicks = 2
 	// awayTimeout is how long an owner that is away keeps its claims, and how long an owner without claims is
 	// remembered.
 	awayTimeout = time.Minute
 
-	// The budget of all laptops together: control streams, of which each laptop needs one, and bytes that a client or a
-	// laptop has not read yet.
-	maxControlStreams = 1 << 10
-	maxBuffered       = 128 << 20
+	// The budget of all laptops together: control streams, of which each laptop needs one, and flows; and bytes that a
+	// client or a laptop has not read yet.
+	maxStreams  = 1 << 13
+	maxBuffered = 128 << 20
 
 	maxNameBytes = 256
 	probeTimeout = time.Minute // how long an announced probe is expected
@@ -72,17 +79,21 @@ func (o *owner) attached() bool {
 
 // leader is the agent of a pod that does the work. mu guards everything that changes.
 type leader struct {
-	info     api.AgentInfo
-	log      *slog.Logger
-	listener *authlistener.Listener
-	receiver *receiver
-	sidecar  bool          // a sidecar: it does not end by itself
-	arrived  func()        // called when the agent's own owner connects
-	announce func() error  // prints info
-	reset    chan struct{} // closed by the order to reset
-	table    atomic.Pointer[table]
-	probed   atomic.Int64 // when the last probe was announced, in nanoseconds since 1970
-	traces   tracer
+	info      api.AgentInfo
+	log       *slog.Logger
+	listener  *authlistener.Listener
+	receiver  *receiver
+	own       []netip.Addr  // of the pod
+	sidecar   bool          // a sidecar: it does not end by itself
+	arrived   func()        // called when the agent's own owner connects
+	announce  func() error  // prints info
+	reset     chan struct{} // closed by the order to reset
+	table     atomic.Pointer[table]
+	probed    atomic.Int64 // when the last probe was announced, in nanoseconds since 1970
+	traces    tracer
+	dialer    *dial.Dialer // of laptops' flows
+	listening func() ([]netip.AddrPort, error)
+	filter    access.Filter // of flows of users who may not exec in the pod
 
 	budget   *transport.Budget // of the sessions of all owners
 	recorded atomic.Int64      // bytes that wait in recordQueues
@@ -95,6 +106,7 @@ type leader struct {
 	claims  []*claim
 	dirty   bool // the receiver could not be set to what claims need
 	notes   map[port][]string
+	listens []netip.AddrPort     // where the pod's sockets listen; known while a session asks
 	probes  map[string]time.Time // until when
 	ending  bool
 	cleared bool             // by a reset, after which standbys end as well
@@ -110,11 +122,19 @@ func newLeader(live context.Context, conns net.Listener, number uint16, log *slo
 	l := &leader{
 		info: api.AgentInfo{Protocol: api.Protocol, Oldest: api.OldestProtocol, Version: version.String(),
 			Port: number, Key: hash, Leader: api.LeaderSelf},
-		log: log, live: live, reset: make(chan struct{}), budget: transport.NewBudget(maxControlStreams, maxBuffered),
+		log: log, live: live, reset: make(chan struct{}), budget: transport.NewBudget(maxStreams, maxBuffered),
 		owners: make(map[string]*owner), notes: make(map[port][]string), probes: make(map[string]time.Time),
-		traces: tracer{traces: make(map[string]*trace)},
+		traces: tracer{traces: make(map[string]*trace)}, dialer: dial.New(balancer.New("")),
 	}
+	if c, err := access.ReadResolvConf(resolvConf); err == nil {
+		l.filter.DNS = c.Servers // a node-local cache has a link-local address
+	}
+	// ClusterIPs are dialed as such: the node of the pod decides, as for the pod's own connections.
+	l.dialer.Check = func(netip.AddrPort) error { return nil }
+	l.dialer.CheckHost = func(netip.AddrPort, []netip.Prefix) error { return nil }
+	l.dialer.InRange = func(netip.Addr) bool { return false }
 	l.table.Store(new(table))
+	l.listening = othersListeners
 	config := tlsConfig(certificate, func(hash string) bool { return l.owner(hash) != nil })
 	l.listener = authlistener.New(authlistener.Config{
 		Name: "agent's port", Listener: conns, Logger: log,
@@ -333,7 +353,35 @@ func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Erro
 	for _, c := range l.claims {
 		state.Claims = append(state.Claims, c.describe(to.owner, l.notes))
 	}
+	if to.listens {
+		state.Listens = l.listens
+	}
 	return state, to.over, l.changed.Next()
+}
+
+// look notices where the pod's sockets listen, if a session asks for that.
+func (l *leader) look() {
+	asks := func(s *laptopSession) bool { return s.listens }
+	l.mu.Lock()
+	wanted := false
+	for _, o := range l.owners {
+		wanted = wanted || slices.ContainsFunc(slices.Collect(maps.Keys(o.sessions)), asks)
+	}
+	l.mu.Unlock()
+	if !wanted {
+		return
+	}
+	now, err := l.listening()
+	if err != nil {
+		l.log.Warn("cannot see where the pod's sockets listen", "err", err)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !slices.Equal(now, l.listens) {
+		l.listens = now
+		l.changed.Send()
+	}
 }
 
 // note stores a remark about a port for the laptops that intercept it.
@@ -413,6 +461,7 @@ func (l *leader) watch(ctx context.Context) (why string) {
 	ticker, counter := time.NewTicker(tickInterval), time.NewTicker(reportPause)
 	defer ticker.Stop()
 	defer counter.Stop()
+	looks := 0
 	for {
 		select {
 		case <-counter.C: // `kubevpn status` right after a request shows it
@@ -423,6 +472,9 @@ func (l *leader) watch(ctx context.Context) (why string) {
 			return "signal"
 		case <-l.reset:
 			return "reset"
+		}
+		if looks++; looks%lookTicks == 0 {
+			l.look()
 		}
 		if l.tick(time.Now()) && !l.sidecar {
 			return "no owner is left"

@@ -11,9 +11,11 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/wire/transport"
 )
@@ -29,19 +31,21 @@ const (
 
 // laptopSession is one session of an owner's laptop. Its goroutines belong to serve.
 type laptopSession struct {
-	leader *leader
-	owner  *owner
-	laptop laptop
-	log    *slog.Logger
+	leader  *leader
+	owner   *owner
+	laptop  laptop
+	log     *slog.Logger
+	mayExec atomic.Pointer[bool] // of the laptop's hello; nil: none was accepted
 
-	over *api.Error // why the session must end; guarded by leader.mu
+	over    *api.Error // why the session must end; guarded by leader.mu
+	listens bool       // it asks where the pod's sockets listen; guarded by leader.mu
 }
 
-// serve serves the streams that the laptop opens until the session ends. It rejects all but one control stream
-// and record streams.
+// serve serves the streams that the laptop opens until the session ends: one control stream, record streams, and flows.
 func (s *laptopSession) serve(ctx context.Context) {
 	var talks sync.WaitGroup
 	defer talks.Wait()
+	flows := dial.NewFlows(s.leader.dialer, s.laptop.session, &talks)
 	greeted := false // a session has one control stream
 	for {
 		in, err := s.laptop.session.Accept(ctx)
@@ -52,6 +56,13 @@ func (s *laptopSession) serve(ctx context.Context) {
 		switch {
 		case in.Proto == transport.ProtoRecord && !in.Datagrams():
 			serve = s.serveRecords
+		case in.Proto == transport.ProtoTCP, in.Proto == transport.ProtoUDP, in.Proto == transport.ProtoEcho:
+			talks.Go(func() {
+				if err := s.dial(ctx, flows, in); err != nil {
+					s.log.Debug("cannot answer a flow of the laptop", "request", in.Request, "err", err)
+				}
+			})
+			continue
 		case in.Proto != transport.ProtoControl || in.Datagrams() || greeted:
 			if err := in.Reject(transport.CodeProhibited); err != nil {
 				s.log.Debug("rejected a stream", "request", in.Request, "err", err)
@@ -65,6 +76,29 @@ func (s *laptopSession) serve(ctx context.Context) {
 				s.log.Debug("cannot serve a stream of the laptop", "request", in.Request, "err", err)
 			}
 		})
+	}
+}
+
+// dial connects a flow of the laptop from the pod, with the pod's address and by its routes.
+//
+//	laptop's program ─▶ flow ─▶ agent ─▶ connect in the pod's network namespace ─▶ kube-proxy or CNI of the node ─▶ peer
+func (s *laptopSession) dial(ctx context.Context, flows *dial.Flows, in *transport.Incoming) error {
+	mayExec := s.mayExec.Load()
+	if mayExec == nil {
+		return in.Reject(transport.CodeProhibited)
+	}
+	if !*mayExec {
+		if err := s.leader.filter.Check(in.Dst); err != nil {
+			return in.RejectError(err)
+		}
+	}
+	switch in.Proto {
+	case transport.ProtoTCP:
+		return flows.AcceptTCP(ctx, in, dial.Caller{})
+	case transport.ProtoUDP:
+		return flows.AcceptUDP(in, dial.Caller{})
+	default:
+		return flows.AcceptEcho(in, dial.Caller{})
 	}
 }
 
@@ -104,6 +138,13 @@ func (s *laptopSession) serveControl(ctx context.Context, cancel context.CancelF
 		s.log.Warn("rejected a laptop", "err", rejection)
 		return errors.Join(out.send(api.AgentReport{Error: rejection}), control.CloseWrite())
 	}
+	s.mayExec.Store(&hello.MayExec)
+	if hello.Listens {
+		s.leader.mu.Lock()
+		s.listens = true
+		s.leader.mu.Unlock()
+		s.leader.look()
+	}
 	reports.Go(func() {
 		defer cancel()
 		if err := s.report(ctx, out); err != nil {
@@ -119,8 +160,9 @@ func (s *laptopSession) serveControl(ctx context.Context, cancel context.CancelF
 			return errors.Join(fmt.Errorf("reading an order: %w", err),
 				out.send(api.AgentReport{Error: api.Errorf(api.ExitIncompatible, "cannot read an order: %w", err)}))
 		}
-		trace, err := s.obey(&order)
-		if err := out.send(api.AgentReport{ID: order.ID, Error: api.AsError(err), Trace: trace}); err != nil {
+		answer, err := s.obey(&order)
+		answer.ID, answer.Error = order.ID, api.AsError(err)
+		if err := out.send(answer); err != nil {
 			return fmt.Errorf("answering an order: %w", err)
 		}
 		if order.Reset && err == nil {
@@ -154,31 +196,33 @@ func judge(hello *api.AgentHello, err error) *api.Error {
 }
 
 // obey carries out an order. serveControl carries out a reset, after the answer: it ends the stream.
-func (s *laptopSession) obey(o *api.AgentOrder) (*api.AgentTrace, error) {
+func (s *laptopSession) obey(o *api.AgentOrder) (answer api.AgentReport, err error) {
 	kinds := 0
-	for _, set := range []bool{o.Claim != nil, o.Release != "", o.Probe != nil, o.Reset, o.Trace != ""} {
+	for _, set := range []bool{o.Claim != nil, o.Release != "", o.Probe != nil, o.Reset, o.Trace != "", o.Names} {
 		if set {
 			kinds++
 		}
 	}
 	if kinds != 1 {
-		return nil, api.Errorf(api.ExitIncompatible,
+		return answer, api.Errorf(api.ExitIncompatible,
 			"an order sets one field, and this one sets %d that kubevpn %s knows", kinds, version.String())
 	}
 	l := s.leader
 	switch {
 	case o.Claim != nil:
-		return nil, l.claim(o.Claim, s)
+		err = l.claim(o.Claim, s)
 	case o.Probe != nil:
-		return nil, l.expect(o.Probe)
+		err = l.expect(o.Probe)
 	case o.Trace != "":
-		return l.trace(o.Trace, s.owner)
+		answer.Trace, err = l.trace(o.Trace, s.owner)
+	case o.Names:
+		answer.Names, err = readNames(resolvConf, hostsFile, l.own)
 	case o.Release != "":
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.release(func(c *claim) bool { return c.owner == s.owner && c.id == o.Release })
 	}
-	return nil, nil
+	return answer, err
 }
 
 // report sends the laptop the state whenever it changes, until ctx or the session ends.
