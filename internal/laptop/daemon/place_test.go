@@ -40,6 +40,8 @@ func (p *fakePlace) SetNetwork(_ context.Context, n sandbox.Network) error {
 	return nil
 }
 
+func (p *fakePlace) Localhost(context.Context, []netip.AddrPort) (net.Listener, error) { return nil, errInside }
+
 var errInside = errors.New("dialed inside")
 
 func (p *fakePlace) Dial(context.Context, string, string) (net.Conn, error) { return nil, errInside }

@@ -106,9 +106,11 @@ func bufferOf(b []byte, proto uint8) buffer.Buffer {
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 // isUnicast returns false for the addresses of router solicitations, multicast listener reports, mDNS and the like.
-// Those packets address neighbors on a link, and the tunnel has none.
+// Those packets address neighbors on a link, and the tunnel has none. Link-local addresses of IPv4 are also those of
+// services that are no neighbors: metadata of clouds, caches of DNS.
 func isUnicast(a netip.Addr) bool {
-	return !(a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified() || a.IsLoopback() || a == limitedBroadcast)
+	return !(a.IsMulticast() || a.IsLinkLocalUnicast() && a.Is6() || a.IsUnspecified() || a.IsLoopback() ||
+		a == limitedBroadcast)
 }
 
 // outBuffer holds the headers and the pieces of one write.

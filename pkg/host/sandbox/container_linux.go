@@ -29,12 +29,18 @@ const (
 //	         └── from eth0's address ─▶ table 100: default ─▶ eth0 ─▶ the engine
 //
 // Flows that programs of the container start use the TUN; replies to clients of a published port use the engine's
-// routes. Serve writes /etc/resolv.conf in place, because an engine bind-mounts it from a file that all containers of
-// one network share.
+// routes. Serve writes /etc/resolv.conf and /etc/hosts in place, because an engine bind-mounts them from files that all
+// containers of one network share.
 func Serve(conn *net.UnixConn, volumes string) error {
 	defer conn.Close()
 	f := newServer(unixsocket.NewConn(conn, maxMessage), ContainerInterface)
-	f.setNames = func(n *Network) error { return os.WriteFile("/etc/resolv.conf", []byte(n.resolvConf()), 0o644) }
+	f.setNames = func(n *Network) error {
+		err := os.WriteFile(resolvConfFile, []byte(n.resolvConf()), 0o644)
+		if hosts := n.hostsFile(); hosts != "" {
+			err = errors.Join(err, os.WriteFile(hostsFile, []byte(hosts), 0o644))
+		}
+		return err
+	}
 	device, err := f.prepare(volumes)
 	if err != nil {
 		f.send(report{Error: subreaper.NewFailure(err)}, nil)

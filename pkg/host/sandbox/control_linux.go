@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 
 	"kubevpn/pkg/host/subreaper"
@@ -27,6 +28,8 @@ import (
 //	                                   ◀──   {}                                or {"error":...}
 //	{"dial":...}                       ──▶
 //	                                   ◀──   {} + socket                       or {"error":...}
+//	{"localhost":...}                  ──▶
+//	                                   ◀──   {} + listener                     or {"error":...}
 //	{"update":true} + a volume         ──▶
 //	                                   ◀──   {}                                or {"error":...}
 //	{"resolve":...}                    ──▶
@@ -50,10 +53,11 @@ type order struct {
 	Run     bool     `json:"run,omitempty"` // the file contains the subreaper.Program
 	Signal  int      `json:"signal,omitempty"`
 	// OfTerminal reports that the terminal sent the signal to the process group of the parent and init.
-	OfTerminal bool      `json:"ofTerminal,omitempty"`
-	Dial       *endpoint `json:"dial,omitempty"`
-	Update     bool      `json:"update,omitempty"` // the file contains the new Volume
-	Resolve    *position `json:"resolve,omitempty"`
+	OfTerminal bool              `json:"ofTerminal,omitempty"`
+	Dial       *endpoint         `json:"dial,omitempty"`
+	Update     bool              `json:"update,omitempty"` // the file contains the new Volume
+	Resolve    *position         `json:"resolve,omitempty"`
+	Localhost  *[]netip.AddrPort `json:"localhost,omitempty"`
 }
 
 type endpoint struct {

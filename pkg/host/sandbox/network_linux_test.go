@@ -32,6 +32,7 @@ func network() sandbox.Network {
 		DNS:       []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		Search:    []string{"prod.svc.cluster.local", "svc.cluster.local", "cluster.local"},
 		Options:   []string{"ndots:5"},
+		Hosts:     "127.0.0.1 localhost\n10.96.1.7 alias.example # of the pod",
 	}
 }
 
@@ -161,6 +162,8 @@ func TestNetworkOfItsOwn(t *testing.T) {
 		{"libc-by-name", []string{"python3", "-c", "import urllib.request as u; print(u.urlopen('http://db').read().decode(), end='')"}, "cluster for db"},
 		{"resolv-conf", []string{"cat", "/etc/resolv.conf"}, "nameserver 10.96.0.10\nsearch prod.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n"},
 		{"nsswitch", []string{"grep", "^hosts", "/etc/nsswitch.conf"}, "hosts: files dns\n"},
+		{"hosts", []string{"getent", "hosts", "alias.example"}, "10.96.1.7       alias.example\n"},
+		{"own-host-name", []string{"sh", "-c", "getent ahostsv4 $(uname -n) | cut -d' ' -f1 | uniq"}, "10.244.1.9\n"},
 		{"ping-socket", []string{"python3", "-c", "from socket import *; socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP); print('made')"}, "made\n"},
 		{"refused", []string{"python3", "-c", "import socket\ntry: socket.create_connection(('10.96.1.2', 81))\nexcept ConnectionRefusedError: print('refused')"}, "refused\n"},
 		{"interfaces", []string{"python3", "-c", "import socket; print(sorted(n for _, n in socket.if_nameindex() if n in ('lo', 'eth0') or not n.endswith('0')))"}, "['eth0', 'lo']\n"},
@@ -223,6 +226,89 @@ func TestDialReachesPortsInside(t *testing.T) {
 	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
 	if n, err := conn.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("after the program's end: %d bytes, %v", n, err)
+	}
+}
+
+// A program inside reaches what listens elsewhere at ports of its loopback addresses, except at ports of its own.
+func TestLocalhostArrivesAtTheListener(t *testing.T) {
+	testenv.NeedPrograms(t, "python3")
+	const program = `
+import socket, sys
+def ask(host, port):
+    try:
+        with socket.create_connection((host, port), 20) as c:
+            c.shutdown(socket.SHUT_WR)
+            return c.makefile().read()
+    except OSError as e:
+        return e.strerror
+own = socket.create_server(("", 7001))
+own.settimeout(20)
+for line in sys.stdin:
+    host, port = line.split()
+    if port == "7001":
+        with socket.create_connection((host, 7001), 20) as c:
+            print("own" if own.accept()[1] == c.getsockname() else "another", flush=True)
+    else:
+        print(ask(host, int(port)), flush=True)
+`
+	cfg := config("python3", "-c", program)
+	in, stdin, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	cfg.Stdin = in
+	r := connected(t, newCluster(t, "cluster"), cfg)
+	ports := func(of ...string) {
+		t.Helper()
+		var all []netip.AddrPort
+		for _, p := range of {
+			all = append(all, netip.MustParseAddrPort(p))
+		}
+		l, err := r.Localhost(t.Context(), all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				io.Copy(io.Discard, c)
+				fmt.Fprint(c, "the pod's ", c.LocalAddr())
+				c.Close()
+			}
+		}()
+	}
+	var asked strings.Builder
+	answers := func(to, want string) {
+		t.Helper()
+		if _, err := io.WriteString(stdin, strings.Replace(to, "@", " ", 1)+"\n"); err != nil {
+			t.Fatal(err)
+		}
+		asked.WriteString(want + "\n")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if got := r.printed(); got != asked.String() {
+				return fmt.Errorf("%s: it printed %q, want %q", to, got, asked.String())
+			}
+			return nil
+		})
+	}
+	answers("127.0.0.1@5432", "Connection refused")
+	ports("127.0.0.1:5432", "[::1]:5432", "[::1]:5433", "127.0.0.1:7001")
+	answers("127.0.0.1@5432", "the pod's 127.0.0.1:5432")
+	answers("::1@5432", "the pod's [::1]:5432")
+	answers("127.0.0.1@5433", "Connection refused")
+	answers("::1@5433", "the pod's [::1]:5433")
+	answers("127.0.0.1@7001", "own")
+	ports("127.0.0.1:5433")
+	answers("127.0.0.1@5432", "Connection refused")
+	answers("127.0.0.1@5433", "the pod's 127.0.0.1:5433")
+	stdin.Close()
+	if status, err := r.Wait(); err != nil || status.Code != 0 {
+		t.Errorf("the program ended with %+v, %v", status, err)
 	}
 }
 

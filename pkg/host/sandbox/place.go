@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"net"
+	"net/netip"
 	"os"
 )
 
@@ -16,4 +17,8 @@ type Place interface {
 	SetNetwork(ctx context.Context, n Network) error
 	// Dial connects from inside. Its conns are sockets.
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
+	// Localhost makes TCP connections from inside to these ports of 127.0.0.1 and ::1 arrive at the listener that it
+	// returns, unless a program inside listens on the port. The local address of such a conn is what the program
+	// dialed. Each call replaces the ports, and returns another listener of the same socket.
+	Localhost(ctx context.Context, ports []netip.AddrPort) (net.Listener, error)
 }

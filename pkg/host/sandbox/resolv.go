@@ -1,6 +1,9 @@
 package sandbox
 
-import "strings"
+import (
+	"os"
+	"strings"
+)
 
 // resolvConf is the content of /etc/resolv.conf.
 func (n *Network) resolvConf() string {
@@ -16,6 +19,20 @@ func (n *Network) resolvConf() string {
 		line(append([]string{"options"}, n.Options...)...)
 	}
 	return b.String()
+}
+
+// hostsFile is the content of /etc/hosts, with a line for the host name of this process; "": as it is.
+func (n *Network) hostsFile() string {
+	if n.Hosts == "" {
+		return ""
+	}
+	own := strings.TrimSuffix(n.Hosts, "\n") + "\n"
+	if name, err := os.Hostname(); err == nil {
+		for _, p := range n.Addresses {
+			own += p.Addr().String() + "\t" + name + "\n"
+		}
+	}
+	return own
 }
 
 // hostsByDNS returns the nsswitch.conf conf with its hosts line replaced: hosts are looked up in /etc/hosts and DNS

@@ -151,6 +151,9 @@ type Network struct {
 	DNS     []netip.Addr
 	Search  []string
 	Options []string // such as ndots:5
+	// Hosts replaces /etc/hosts. A line for the program's own host name is added. Empty: the laptop's, as it was when
+	// the sandbox began.
+	Hosts string
 }
 
 // Config configures a sandbox.

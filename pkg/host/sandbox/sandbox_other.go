@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 )
@@ -37,6 +38,9 @@ func (p *Process) Update(ctx context.Context, v Volume) error { return errNotHer
 func (p *Process) Wait() (ExitStatus, error)                  { return ExitStatus{}, errNotHere() }
 func (p *Process) SetNetwork(ctx context.Context, n Network) error {
 	return errNotHere()
+}
+func (p *Process) Localhost(ctx context.Context, ports []netip.AddrPort) (net.Listener, error) {
+	return nil, errNotHere()
 }
 func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return nil, errNotHere()

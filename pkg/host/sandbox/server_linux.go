@@ -24,6 +24,8 @@ type server struct {
 	setNames func(*Network) error // configures the resolver
 	store    *store               // nil: there are no volumes, and so no orders for them
 
+	localhost *localhost // nil until the first order for it
+
 	start   func(subreaper.Program) (*subreaper.Process, error)
 	program *subreaper.Process      // nil before it runs; only serve uses it
 	started chan *subreaper.Process // receives it once
@@ -108,6 +110,9 @@ func (s *server) handle(r request) {
 	case r.Resolve != nil:
 		at, err := s.store.resolve(*r.Resolve)
 		r.answer(report{Path: at}, err, nil)
+	case r.Localhost != nil:
+		listener, err := s.setLocalhost(*r.Localhost)
+		r.answer(report{}, err, listener)
 	case r.Network != nil:
 		r.answer(report{}, s.setNetwork(r.Network), nil)
 	default:

@@ -19,15 +19,26 @@ import (
 //	2  mirror /, if a mount needs a missing directory below it (pivot_root)
 //	3  open the sources, before a mount can cover them
 //	4  mount, ordered by path: over an existing path, or in a mirror of the nearest parent
-//	5  resolv.conf and nsswitch.conf
+//	5  resolv.conf, hosts and nsswitch.conf
 //	6  make mirrors of read-only directories read-only
 type view struct {
 	log     func(level slog.Level, message string, attrs ...string)
 	mirrors []*mirror
 
-	resolver *mirror // contains resolv.conf under the name resolv; nil: a mount replaces resolv.conf
-	resolv   string
+	names map[string]place // of resolv.conf and hosts, by path, except of those that a mount replaces
 }
+
+// place is the name of a file in a mirror.
+type place struct {
+	in *mirror
+	at string
+}
+
+// The files of name resolution.
+const (
+	resolvConfFile = "/etc/resolv.conf"
+	hostsFile      = "/etc/hosts"
+)
 
 // build mounts everything. trees are the sources of mounts of volumes; build closes them.
 func (v *view) build(mounts []Mount, trees map[Mount]int, names bool) error {
@@ -184,39 +195,30 @@ func (v *view) mirrorOf(dir string) (*mirror, error) {
 // files of a mirror and not mounts: the kernel removes a mount when its mount point is replaced outside, as resolvers
 // and DHCP clients do whenever the laptop changes networks.
 func (v *view) nameResolution(mounts []Mount) error {
-	const resolv, nsswitch = "/etc/resolv.conf", "/etc/nsswitch.conf"
-	files := map[string]string{resolv: ""}
-	if b, err := os.ReadFile(nsswitch); err == nil {
-		files[nsswitch] = hostsByDNS(string(b))
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
+	const nsswitch = "/etc/nsswitch.conf"
+	files := map[string]string{resolvConfFile: ""}
+	for name, change := range map[string]func(string) string{
+		nsswitch: hostsByDNS, hostsFile: func(text string) string { return text },
+	} {
+		if b, err := os.ReadFile(name); err == nil {
+			files[name] = change(string(b))
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
-	for _, name := range []string{resolv, nsswitch} {
-		content, ok := files[name]
-		if !ok || slices.ContainsFunc(mounts, func(m Mount) bool { return m.Path == name }) {
+	v.names = map[string]place{}
+	for name, content := range files {
+		if slices.ContainsFunc(mounts, func(m Mount) bool { return m.Path == name }) {
 			continue
 		}
-		p, err := locate(path.Dir(name))
+		to, err := v.placeOf(name)
 		if err != nil {
 			return err
 		}
-		if len(p.rest) > 0 || p.file != "" {
-			return &fs.PathError{Op: "enter", Path: path.Dir(name), Err: unix.ENOTDIR}
-		}
-		m, err := v.mirrorOf(p.dir)
-		if err != nil {
+		if err := to.in.createFile(to.at, []byte(content)); err != nil {
 			return err
 		}
-		if err := m.reserve(path.Base(name)); err != nil {
-			return err
-		}
-		at := path.Join(strings.Trim(strings.TrimPrefix(p.dir, m.path), "/"), path.Base(name))
-		if err := m.createFile(at, []byte(content)); err != nil {
-			return err
-		}
-		if name == resolv {
-			v.resolver, v.resolv = m, at
-		}
+		v.names[name] = to
 	}
 	// glibc asks nscd first, if it runs.
 	const nscd = "/run/nscd"
@@ -226,12 +228,37 @@ func (v *view) nameResolution(mounts []Mount) error {
 	return nil
 }
 
-// setNames makes the program ask network.DNS. It replaces resolv.conf atomically.
-func (v *view) setNames(network *Network) error {
-	if v.resolver == nil {
-		return nil // a mount replaces resolv.conf
+// placeOf reserves the name of a file in a mirror.
+func (v *view) placeOf(name string) (place, error) {
+	p, err := locate(path.Dir(name))
+	if err != nil {
+		return place{}, err
 	}
-	return v.resolver.replaceFile(v.resolv, []byte(network.resolvConf()))
+	if len(p.rest) > 0 || p.file != "" {
+		return place{}, &fs.PathError{Op: "enter", Path: path.Dir(name), Err: unix.ENOTDIR}
+	}
+	m, err := v.mirrorOf(p.dir)
+	if err != nil {
+		return place{}, err
+	}
+	if err := m.reserve(path.Base(name)); err != nil {
+		return place{}, err
+	}
+	return place{m, path.Join(strings.Trim(strings.TrimPrefix(p.dir, m.path), "/"), path.Base(name))}, nil
+}
+
+// setNames makes the program ask network.DNS, and gives it network.Hosts. It replaces the files atomically.
+func (v *view) setNames(network *Network) error {
+	for name, content := range map[string]string{resolvConfFile: network.resolvConf(), hostsFile: network.hostsFile()} {
+		to, ok := v.names[name]
+		if !ok || content == "" {
+			continue // a mount replaces it, or it stays
+		}
+		if err := to.in.replaceFile(to.at, []byte(content)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // makeReadOnly makes a mount read-only and keeps its other flags: a user namespace may not clear flags of the laptop's
