@@ -17,7 +17,16 @@ type ConnectRequest struct {
 	Namespace  string      `json:"namespace"`
 	Upgrade    bool        `json:"upgrade,omitempty"`
 	ConnectSettings
-	Consent Consent `json:"consent,omitzero"` // the stored consent for this cluster
+	// Via is a workload of the namespace, as TYPE/NAME: connections leave from inside one of its pods. Empty: from the
+	// traffic manager.
+	Via string `json:"via,omitempty"`
+	// Egress is what leaves from there: EgressCluster or empty, EgressAll, which requires a program with a network or a
+	// proxy of its own, or EgressNone.
+	Egress string `json:"egress,omitempty"`
+	// Localhost, unless nil, gives a program with a network of its own what listens on the loopback addresses of the
+	// pod of Via, except at the ports of this container, in whose place the program is; empty: the default one.
+	Localhost *string `json:"localhost,omitempty"`
+	Consent   Consent `json:"consent,omitzero"` // the stored consent for this cluster
 	// Settings are those of ConnectSettings and of the intercept, with their origins. With the origin cluster,
 	// ExtraCIDRs and ExtraDomains need the user's consent.
 	Settings []Setting `json:"settings,omitempty"`
@@ -110,6 +119,7 @@ type Connection struct {
 	Transports       []Transport    `json:"transports"`
 	Seconds          float64        `json:"roundTripSeconds,omitempty"` // to the manager; by the last few heartbeats
 	Device           string         `json:"device"`
+	Via              *Via           `json:"via,omitempty"` // from where connections leave; nil: the traffic manager
 	Addresses        []netip.Addr   `json:"addresses"`
 	CIDRs            []netip.Prefix `json:"cidrs"` // networks that are routed into the tunnel
 	Since            time.Time      `json:"since"`
@@ -128,6 +138,21 @@ type Connection struct {
 	Settings []Setting `json:"settings,omitempty"`
 	Warnings []string  `json:"warnings,omitempty"`
 	Error    *Error    `json:"error,omitempty"`
+}
+
+// Values of ConnectRequest.Egress.
+const (
+	EgressCluster = "cluster" // what leaves from a pod: flows to the cluster
+	EgressAll     = "all"     // all flows
+	EgressNone    = "none"
+)
+
+// Via is the workload from inside whose pods connections leave.
+type Via struct {
+	Namespace string `json:"namespace"`
+	Workload  string `json:"workload"` // TYPE/NAME
+	Pod       string `json:"pod"`      // empty: none now, see Error
+	Error     string `json:"error,omitempty"`
 }
 
 // SOCKS is the proxy of a connection: SOCKS5 and HTTP on one address of this machine.

@@ -26,6 +26,8 @@ type Link struct {
 	MatchDomains []string `json:"matchDomains,omitempty"`
 	// SearchDomains are the suffixes by which a resolver with a server per link expands single-label names.
 	SearchDomains []string `json:"searchDomains,omitempty"`
+	// Names, unless nil, replace Resolver and SearchDomains for a program with a network of its own.
+	Names *PodNames `json:"names,omitempty"`
 }
 
 // Resolver contains the loopback addresses at which the daemon answers the DNS queries of this machine, over UDP and

@@ -29,6 +29,7 @@ var listeners = map[string][]string{
 	"internal/laptop/daemon/metrics.go:serveMetrics":                    {"daemon: metrics"},
 	"internal/laptop/daemon/page.go:servePage":                          {"daemon: page"},
 	"internal/laptop/daemon/resolver.go:listenBoth":                     {"daemon: resolver", "daemon: resolver"},
+	"internal/laptop/dev/localhost.go:forwardLocalhost":                 {"dev --localhost: its ports"},
 	"internal/laptop/docker/sockets_linux.go:listen":                    {"dev --docker: control socket"},
 	"internal/incluster/gateway/gateway_linux.go:run":                   {"gateway: @kubevpn-gateway-lock"},
 	"internal/incluster/manager/router/gateway_linux.go:ListenGateways": {"traffic manager: @kubevpn-gateway"},
@@ -39,6 +40,7 @@ var listeners = map[string][]string{
 	"internal/laptop/hostservice/kubevpn-helper.socket":                 {"helper service: its socket"},
 	"internal/incluster/supervisor/supervisor.go:Run":                   {"clone: socket for files"},
 	"pkg/datapath/netstack/start.go:ListenTCP":                          {""}, // for internal/laptop/connection
+	"pkg/host/sandbox/localhost_linux.go:newLocalhost":                  {"dev: the pod's localhost"},
 	"pkg/host/redirect/transparent_linux.go:prove":                      {""}, // for one conn of this process, at most 2 s
 	"pkg/protocol/interceptor/http.go:newServer":                        {"agent: intercepted TCP ports"},
 	"pkg/protocol/socks/http.go:httpServer":                             {"connect --socks: proxy"},

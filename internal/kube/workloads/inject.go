@@ -34,6 +34,10 @@ type Agent struct {
 	// Replaced are the container names of the owner's agents that are about to end. Inject ignores them.
 	Replaced []string
 	Objects  api.Objects // the resources of a sidecar
+	// Dials says that the agent need not redirect. Where the cluster does not admit a capability, it is an ordinary
+	// user then, and restricted.
+	Dials      bool
+	restricted bool
 }
 
 // Decorate adds labels and annotations to an object that lacks them.
@@ -99,8 +103,8 @@ func Restricted() *corev1.SecurityContext {
 	}
 }
 
-// container returns the agent as an ephemeral container. Its only capability is NET_ADMIN, for the redirects. It
-// overrides the pod's defaults, such as a user and runAsNonRoot.
+// container returns the agent as an ephemeral container. Its only capability is NET_ADMIN, for the redirects, or none.
+// It overrides the pod's defaults, such as a user and runAsNonRoot.
 func (a Agent) container(name string) corev1.EphemeralContainer {
 	c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 		Name:            name,
@@ -121,6 +125,9 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 	}}
+	if a.restricted {
+		c.SecurityContext = Restricted()
+	}
 	if len(a.pod.Checks) > 0 || a.pod.Within {
 		raw, _ := json.Marshal(a.pod) // it has nothing that JSON lacks
 		c.Env = append(c.Env, corev1.EnvVar{Name: api.AgentPodVariable, Value: Literal(string(raw))})
@@ -143,16 +150,24 @@ func (a Agent) ephemeral() Ephemeral {
 			owned := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
 				return e.Name == api.AgentOwnerVariable && e.Value == Literal(a.Owner)
 			})
-			return owned && c.Image == a.Image && !hasEnded(p, c.Name) && !slices.Contains(a.Replaced, c.Name)
+			return owned && c.Image == a.Image && !hasEnded(p, c.Name) && !slices.Contains(a.Replaced, c.Name) &&
+				(a.Dials || redirects(c))
 		},
 		Check: func(p *corev1.Pod) error {
 			if slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return api.IsAgent(c.Name) }) {
 				return api.Errorf(api.ExitInject, "the pod %s has an agent as a sidecar", p.Name).
-					WithHint("`--mode sidecar` adds yours to it. After `kubevpn leave`, a rollout replaces the pod.")
+					WithHint("`kubevpn proxy --mode sidecar` adds yours to it. " +
+						"After `kubevpn leave`, a rollout replaces the pod.")
 			}
 			return Unfit("pod/"+p.Name, p.Spec)
 		},
 	}
+}
+
+// redirects reports whether an agent's container has the capability to redirect.
+func redirects(c corev1.EphemeralContainer) bool {
+	s := c.SecurityContext
+	return s != nil && s.Capabilities != nil && slices.Contains(s.Capabilities.Add, "NET_ADMIN")
 }
 
 // MayPatch returns nil if the user may change the workload. It asks the API server with a dry run of an empty patch.
@@ -213,9 +228,17 @@ func (c Client) Inject(ctx context.Context, pod *corev1.Pod, a Agent) (container
 
 func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool) (name string, added bool, err error) {
 	a.pod, _ = describe(p.Spec, a.Container)
+	instead := "`--mode sidecar` needs no capability, and restarts the pods."
+	if a.Dials {
+		instead = "Without --via, connections leave from the traffic manager."
+	}
 	name, added, err = a.ephemeral().Add(ctx, r.kube, p, dry)
 	if err != nil {
-		err = refusal(p, err, "the traffic agent", "`--mode sidecar` needs no capability, and restarts the pods.")
+		err = refusal(p, err, "the traffic agent", instead)
+	}
+	if err != nil && a.Dials && !a.restricted && api.AsError(err).Code == api.ExitInject {
+		a.restricted = true
+		return r.inject(ctx, p, a, dry)
 	}
 	return name, added, err
 }

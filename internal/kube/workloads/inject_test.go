@@ -266,3 +266,34 @@ func TestAgentContainerHasOneCapability(t *testing.T) {
 		t.Errorf("security context %+v", s)
 	}
 }
+
+// Where pod security admits no capability, an agent that only dials is admitted without one. Such an agent serves no
+// intercept.
+func TestAgentThatDialsNeedsNoCapability(t *testing.T) {
+	kube := fake.NewClientset(holding())
+	added := ephemeral(t, kube, nil)
+	kube.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if strings.Contains(string(a.(k8stesting.PatchActionImpl).Patch), "NET_ADMIN") {
+			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "web-1",
+				errors.New(`violates PodSecurity "restricted:latest": unrestricted capabilities`))
+		}
+		return false, nil, nil
+	})
+	r, dials := workloads{kube: kube}, me
+	dials.Dials = true
+	for range 2 { // the second time it is there
+		pod, err := kube.CoreV1().Pods("ns").Get(t.Context(), "web-1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name, _, err := r.inject(t.Context(), pod, dials, false); err != nil || name != "kubevpn-agent-1" {
+			t.Errorf("added %q, %v", name, err)
+		}
+		if _, _, err := r.inject(t.Context(), pod, me, false); api.AsError(err) == nil || api.AsError(err).Code != api.ExitInject {
+			t.Errorf("an agent that redirects: %v", err)
+		}
+	}
+	if len(*added) != 1 {
+		t.Errorf("added %v", *added)
+	}
+}

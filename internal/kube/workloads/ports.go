@@ -90,6 +90,9 @@ func (w *Workload) PortsOf(container string) []Port {
 	return slices.DeleteFunc(w.Ports(), func(p Port) bool { return p.Container != "" && p.Container != container })
 }
 
+// Shared reports whether more than one container runs as long as the pod.
+func Shared(p *corev1.Pod) bool { return len(serving(p.Spec)) > 1 }
+
 // serving returns the containers that run as long as their pod, without agents.
 func serving(spec corev1.PodSpec) []corev1.Container {
 	var all []corev1.Container

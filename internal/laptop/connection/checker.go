@@ -2,6 +2,7 @@ package connection
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,12 +23,19 @@ type checker struct {
 	probe   func(context.Context, probeTargets) []api.Check
 }
 
-// check returns nil if the probe reached everything.
+// check returns nil if the probe reached everything. A pod from which flows leave need not reach everything: its
+// NetworkPolicies are what the user wants to see.
 func (c *checker) check(ctx context.Context) error {
 	done := c.status.step("Checking a name, a pod, a ClusterIP and cluster DNS")
 	checks, err := c.try(ctx)
 	if err != nil && ctx.Err() == nil && c.status.netstack() == api.NetstackSystem {
 		checks, err = c.tryGVisor(ctx, checks)
+	}
+	if err != nil && c.via != nil && ctx.Err() == nil {
+		pod := c.via.Status().Pod
+		c.status.warn(fmt.Sprintf("from pod %s, not all of the cluster answers, perhaps because of a NetworkPolicy: %s",
+			pod, describe(failed(checks))))
+		err = nil
 	}
 	if err != nil {
 		return err

@@ -96,6 +96,9 @@ func (c *chooser) choose(ctx context.Context) error {
 	if d.Err != nil {
 		return d.Err
 	}
+	if c.via != nil {
+		d.Reason = "connections leave through a pod"
+	}
 	c.adopt(d)
 	done("%s: %s", d.Netstack, d.Reason)
 	return nil

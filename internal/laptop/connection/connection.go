@@ -101,7 +101,10 @@ type Config struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Lookup resolves a name as programs do that use the proxy. SetLink receives a link with routes and domains, but
 	// without a name and addresses.
-	Lookup   func(ctx context.Context, name string) ([]netip.Addr, error)
+	Lookup func(ctx context.Context, name string) ([]netip.Addr, error)
+	// Via returns from where the flows of the connection leave, unless Request.Egress is api.EgressNone: then it only
+	// gives the program the pod's localhost. Nil: they leave from the traffic manager.
+	Via      func(*Connection) (Via, error)
 	Prepared *Prepared       // for Request; New owns it. Nil: the connection prepares itself
 	Client   []byte          // secret of this user on this laptop: clientID derives an identity for each manager
 	Progress func(api.Event) // may be called concurrently; must not block for long
@@ -123,6 +126,7 @@ type shared struct {
 	flows     *flows                      // written by the netstack's dialer
 	namespace *wakeup.Value[string]       // in which short names are looked up first; written by SetNamespace
 	reached   *wakeup.Value[[]netip.Addr] // of the manager, outside of the tunnel; written by direct
+	via       Via                         // nil: flows leave from the traffic manager; never changes after New
 	changed   wakeup.Signal               // wakes routes: something that the plan depends on may have changed
 }
 
@@ -137,6 +141,7 @@ type Connection struct {
 	chooser     *chooser
 	routes      *routes
 	checker     *checker
+	pod         Via              // nil: there is no Via
 	moved       wakeup.Broadcast // sent by onMove
 }
 
@@ -149,7 +154,17 @@ func New(cfg Config) (*Connection, error) {
 		}
 		cfg.Prepared = p
 	}
-	return newConnection(cfg), nil
+	c := newConnection(cfg)
+	if cfg.Via != nil {
+		via, err := cfg.Via(c)
+		if err != nil {
+			return nil, err
+		}
+		if c.pod = via; cfg.leavesPod() {
+			c.via = via
+		}
+	}
+	return c, nil
 }
 
 // newConnection puts the parts together. It starts nothing.
@@ -178,7 +193,7 @@ func newConnection(cfg Config) *Connection {
 		retry: func() { c.client.Retry() }}
 	c.chooser = newChooser(s, c.manager)
 	c.routes = &routes{shared: s, zone: newZone(s, c.Dial)}
-	c.checker = &checker{shared: s, routes: c.routes, chooser: c.chooser, probe: s.prober(c.Dial).run}
+	c.checker = &checker{shared: s, routes: c.routes, chooser: c.chooser, probe: s.prober(c.DialFlow).run}
 	c.client = transport.NewClient(transport.ClientConfig{
 		Dial: c.manager.dial, DialTimeout: dialTimeout, OnSession: c.handshake.onSession, OnState: c.onState,
 		Logger:    cfg.Logger,
@@ -209,6 +224,10 @@ func (c *Connection) Status() api.Connection {
 		if t.State == api.TransportInUse {
 			out.Seconds = t.Seconds
 		}
+	}
+	if c.via != nil {
+		via := c.via.Status()
+		out.Via = &via
 	}
 	if out.Error == nil {
 		out.Error = c.cluster.LoginRequired()
@@ -275,6 +294,19 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := c.openSession(ctx, g); err != nil {
 		return err
 	}
+	var left chan struct{} // closed when the Via has ended
+	if c.pod != nil {
+		left = make(chan struct{})
+		g.Go(func() error {
+			defer close(left)
+			err := c.pod.Run(ctx)
+			if err == nil || c.via != nil {
+				return err
+			}
+			c.status.warn("the pod's localhost does not answer: " + err.Error())
+			return nil
+		})
+	}
 	if err := c.checkDomains(); err != nil {
 		return err
 	}
@@ -292,6 +324,9 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := c.routes.learn(ctx, g); err != nil {
 		return err
 	}
+	if err := c.awaitVia(ctx, g, left); err != nil {
+		return err
+	}
 	if err := c.routes.bringUp(ctx, g); err != nil {
 		return err
 	}
@@ -306,6 +341,35 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return c.objectNames.run(ctx, c.lookUpObject) })
 	c.status.establish()
 	return nil
+}
+
+// awaitVia waits until flows can leave from a pod, and the pod's localhost answers, if they do. From then on routes
+// follow the names of the pod.
+func (c *Connection) awaitVia(ctx context.Context, g *errgroup.Group, left <-chan struct{}) error {
+	if c.pod == nil {
+		return nil
+	}
+	select {
+	case <-c.pod.Begun():
+	case <-left:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if c.via == nil {
+		return ctx.Err()
+	}
+	g.Go(func() error {
+		for {
+			_, changed := c.via.Names()
+			c.changed.Raise()
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	return ctx.Err()
 }
 
 // openSession starts the transport and waits for the manager's hello.

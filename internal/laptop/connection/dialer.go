@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/netstack"
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/wire/transport"
@@ -15,15 +16,40 @@ import (
 // dialer opens a stream of the session for each flow of the netstack.
 type dialer struct {
 	current *current
+	via     Via // nil: flows leave from the traffic manager
 	flows   *flows
 }
 
 var _ netstack.Dialer = dialer{}
 
+// Via lets flows leave from inside a pod of a workload: an intercept.Via. Run is called once. The other methods are
+// safe for concurrent use.
+type Via interface {
+	// Run keeps a session with an agent in a pod until ctx ends, or fails if it cannot begin.
+	Run(ctx context.Context) error
+	// Begun is closed once flows can leave from a pod.
+	Begun() <-chan struct{}
+	// Session returns the session that carries flows, as soon as there is one.
+	Session(ctx context.Context) (*transport.Session, error)
+	// Names returns the name resolution of the pod, which must not be changed, or nil, and a channel that is closed
+	// when it may have changed.
+	Names() (*api.PodNames, <-chan struct{})
+	// Status returns a snapshot; it does not block.
+	Status() api.Via
+}
+
+// session returns the session for a flow, as soon as there is one.
+func (d dialer) session(ctx context.Context) (*transport.Session, error) {
+	if d.via != nil {
+		return d.via.Session(ctx)
+	}
+	return d.current.wait(ctx)
+}
+
 // DialTCP opens the stream in the next session if this one ends meanwhile.
 func (d dialer) DialTCP(ctx context.Context, src, dst netip.AddrPort) (netstack.Stream, error) {
 	for {
-		s, err := d.current.wait(ctx)
+		s, err := d.session(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -63,7 +89,7 @@ func (d dialer) DialEcho(ctx context.Context, src, dst netip.Addr) (netstack.Pac
 }
 
 func (d dialer) packets(ctx context.Context, proto uint8, r transport.Request) (netstack.PacketStream, error) {
-	s, err := d.current.wait(ctx)
+	s, err := d.session(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -98,6 +124,23 @@ func (c *Connection) Dial(ctx context.Context, network string, addr netip.AddrPo
 	if ts == nil || c.status.reconnecting() {
 		return nil, errTunnelDown
 	}
+	return c.dialOver(ctx, ts, network, addr)
+}
+
+// DialFlow is Dial from where the flows of programs leave.
+func (c *Connection) DialFlow(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
+	if c.via == nil {
+		return c.Dial(ctx, network, addr)
+	}
+	ts, err := c.via.Session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.dialOver(ctx, ts, network, addr)
+}
+
+func (c *Connection) dialOver(ctx context.Context, ts *transport.Session, network string,
+	addr netip.AddrPort) (net.Conn, error) {
 	r := transport.Request{Proto: transport.ProtoTCP, Src: netip.AddrPortFrom(c.packets.steering.Load().own4(), 0),
 		Dst: addr}
 	if strings.HasPrefix(network, "tcp") {

@@ -12,6 +12,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/netstack"
+	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/host/route"
 )
 
@@ -31,9 +32,13 @@ func (c *Config) isolated() bool { return c.Dial != nil }
 // proxied reports whether there is no device, because programs use a proxy of this process.
 func (c *Config) proxied() bool { return c.Lookup != nil }
 
-// netstack returns the netstack of the request. A proxy needs none: the traffic manager dials, as with gvisor.
+// leavesPod reports whether flows leave from a pod.
+func (c *Config) leavesPod() bool { return c.Via != nil && c.Request.Egress != api.EgressNone }
+
+// netstack returns the netstack of the request. A proxy needs none: the traffic manager dials, as with gvisor, or the
+// agent of a Via, which takes no whole packets.
 func (c *Config) netstack() string {
-	if c.proxied() {
+	if c.proxied() || c.leavesPod() {
 		return api.NetstackGVisor
 	}
 	return cmp.Or(c.Request.Netstack, api.NetstackAuto)
@@ -61,7 +66,11 @@ func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.
 		p.dial = s.cfg.Dial
 		// the resolv.conf of this machine does not name the resolver of the device's namespace
 		p.resolver.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return s.cfg.Dial(ctx, network, netip.AddrPortFrom(s.view.Load().lease.Resolver, 53).String())
+			server := s.view.Load().lease.Resolver
+			if names := s.podNames(); names != nil && len(names.Servers) > 0 {
+				server = names.Servers[0]
+			}
+			return s.cfg.Dial(ctx, network, netip.AddrPortFrom(server, 53).String())
 		}
 	}
 	p.lookup = func(ctx context.Context, name string) ([]netip.Addr, error) {
@@ -96,26 +105,56 @@ func dialNameserver(ctx context.Context, network, server string) (net.Conn, erro
 
 // dialer returns the Dialer for the flows from the device.
 func (s *shared) dialer() netstack.Dialer {
-	d := dialer{s.current, s.flows}
+	d := dialer{s.current, s.via, s.flows}
 	if !s.cfg.isolated() {
 		return d
 	}
-	return split{cluster: d, elsewhere: outside{}, routed: func(dst netip.Addr) bool {
-		routed := s.packets.steering.Load().routed
-		return routed != nil && routed.Contains(dst)
-	}}
+	return split{cluster: d, elsewhere: outside{}, inside: s.Inside}
+}
+
+// Inside reports whether flows of a program with a network or a proxy of its own leave from the cluster: those to its
+// networks, and from a pod also those that mean the pod's own surroundings (a metadata service, a node-local cache), or
+// all.
+func (s *shared) Inside(dst netip.Addr) bool {
+	if s.cfg.Request.Egress == api.EgressAll {
+		return true
+	}
+	if routes := s.hosts.routes.Load(); routes != nil && covers(*routes, dst) {
+		return true
+	}
+	if s.via == nil {
+		return false
+	}
+	names, _ := s.via.Names()
+	return names != nil && slices.Contains(names.Servers, dst) ||
+		routable.Refuse(netip.PrefixFrom(dst, dst.BitLen())) != ""
+}
+
+// podNames returns the name resolution of the pod from which flows leave, without nameservers on loopback, or nil if
+// they leave from the traffic manager.
+func (s *shared) podNames() *api.PodNames {
+	if s.via == nil {
+		return nil
+	}
+	names, _ := s.via.Names()
+	if names == nil {
+		return nil
+	}
+	usable := *names
+	usable.Servers = slices.DeleteFunc(slices.Clone(names.Servers), netip.Addr.IsLoopback)
+	return &usable
 }
 
 // split dials by destination.
 type split struct {
 	cluster, elsewhere netstack.Dialer
-	routed             func(dst netip.Addr) bool // into the cluster
+	inside             func(dst netip.Addr) bool
 }
 
 var _ netstack.Dialer = split{}
 
 func (d split) to(dst netip.Addr) netstack.Dialer {
-	if d.routed(dst) {
+	if d.inside(dst) {
 		return d.cluster
 	}
 	return d.elsewhere

@@ -108,7 +108,7 @@ func TestSplitSendsOtherTrafficOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster, elsewhere := errors.New("cluster"), errors.New("elsewhere")
-	d := split{cluster: failing{cluster}, elsewhere: failing{elsewhere}, routed: routed.Contains}
+	d := split{cluster: failing{cluster}, elsewhere: failing{elsewhere}, inside: routed.Contains}
 	steer := &steering{system: true, gateway: &api.Gateway{IPv4: true, IPv6: true}, resolver: netip.MustParseAddr("10.96.0.53"), routed: routed}
 	for _, tt := range []struct {
 		dst   string
@@ -131,6 +131,43 @@ func TestSplitSendsOtherTrafficOutside(t *testing.T) {
 		}
 		if got := steer.whole(dst); got != tt.whole {
 			t.Errorf("%s crosses whole: %v", dst, got)
+		}
+	}
+}
+
+// podVia is a Via whose flows leave from a pod with these nameservers.
+type podVia struct {
+	Via
+	servers []netip.Addr
+}
+
+func (v podVia) Names() (*api.PodNames, <-chan struct{}) {
+	return &api.PodNames{Servers: v.servers}, nil
+}
+
+func TestWhatLeavesFromThePod(t *testing.T) {
+	cache, corporate := netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("192.168.7.53")
+	for _, tt := range []struct {
+		dst                   string
+		manager, cluster, all bool
+	}{
+		{"10.96.0.1", true, true, true},
+		{"192.0.2.1", false, false, true},
+		{"2001:db8::1", false, false, true},
+		{"169.254.169.254", false, true, true},
+		{"169.254.20.10", false, true, true},
+		{"192.168.7.53", false, true, true}, // a nameserver of the pod
+		{"192.168.7.54", false, false, true},
+	} {
+		dst := netip.MustParseAddr(tt.dst)
+		s := &shared{cfg: new(Config), hosts: new(hosts)}
+		s.hosts.routes.Store(&[]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
+		manager := s.Inside(dst)
+		s.via = podVia{servers: []netip.Addr{cache, corporate}}
+		cluster := s.Inside(dst)
+		s.cfg.Request.Egress = api.EgressAll
+		if all := s.Inside(dst); manager != tt.manager || cluster != tt.cluster || all != tt.all {
+			t.Errorf("%v leaves from the manager: %v, from the pod: %v, with all: %v", dst, manager, cluster, all)
 		}
 	}
 }

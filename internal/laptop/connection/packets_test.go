@@ -68,7 +68,7 @@ func newPacketRig(t *testing.T) *packetRig {
 	ours, r.app = tuntest.Pair(mtu, true)
 	var device tun.Device = ours
 	r.s.packets.device.Store(&device)
-	stack, err := netstack.New(netstack.Config{Device: ours, Dialer: dialer{r.s.current, r.s.flows}, Forwarder: r.s.packets})
+	stack, err := netstack.New(netstack.Config{Device: ours, Dialer: dialer{r.s.current, nil, r.s.flows}, Forwarder: r.s.packets})
 	if err != nil {
 		t.Fatal(err)
 	}

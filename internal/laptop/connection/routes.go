@@ -156,6 +156,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	case r.cfg.proxied():
 	case r.cfg.isolated():
 		link.Addrs = hostPrefixes(v.lease.Addrs) // for the rest of the world, which has both families
+		link.Names = r.podNames()
 		r.steerIsolated(p.Routes)
 	default:
 		link.Addrs = linkAddrs(v.lease, p.Routes)

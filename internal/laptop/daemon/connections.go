@@ -15,6 +15,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/laptop/connection"
+	"kubevpn/internal/laptop/intercept"
 	"kubevpn/pkg/protocol/dns"
 )
 
@@ -42,6 +43,7 @@ type connections struct {
 	client     []byte // secret of this client: see connection.Config
 	linger     time.Duration
 	dial       func(ctx context.Context, network, address string) (net.Conn, error) // see connection.Config
+	localhost  intercept.Localhost                                                  // of the program; nil: none
 	proxy      *proxy                                                               // nil: connections have devices
 	logger     *slog.Logger
 	changed    func() // called when inUse may return something else; does not block
@@ -197,6 +199,11 @@ func (cs *connections) chooseLocked(ids client.IDs, req api.ConnectRequest,
 	if cs.proxy != nil {
 		cfg.Lookup = cs.host.resolver.Lookup
 	}
+	if req.Via != "" {
+		cfg.Via = func(c *connection.Connection) (connection.Via, error) {
+			return newVia(req, c, cs.intercepts.owner, cs.localhost, events, cs.logger)
+		}
+	}
 	conn, err := cs.factory.NewConnection(cfg)
 	if err != nil {
 		return nil, nil, err
@@ -225,6 +232,14 @@ func (cs *connections) releaseAndReport(t *connectionTask, emit func(api.Event))
 func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.ConnectRequest,
 	emit func(api.Event)) error {
 	now := t.conn.Status()
+	cs.mu.Lock()
+	was := t.request
+	cs.mu.Unlock()
+	if req.Via != "" && (req.Via != was.Via || req.Namespace != was.Namespace || req.Egress != was.Egress) {
+		return api.Errorf(api.ExitUsage, "this cluster is already connected, and connections do not leave through %s",
+			req.Via).WithHint("run `kubevpn disconnect %s` first, or use `kubevpn run --via %s -- COMMAND` beside it",
+			t.id, req.Via)
+	}
 	if !req.Use && req.Namespace != "" && req.Namespace != now.Namespace {
 		t.conn.SetNamespace(req.Namespace)
 		emit(api.Event{
@@ -245,7 +260,7 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 	if req.Upgrade {
 		t.request.Image = req.Image
 	}
-	was := t.request
+	was = t.request
 	cs.mu.Unlock()
 	if ignored := differences(was, req); len(ignored) > 0 {
 		emit(api.Event{Warning: "this cluster is already connected with different settings (" +
@@ -258,6 +273,9 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 // uses any connection may have another context, image and jump host for itself, and defaults of its own.
 func differences(was, req api.ConnectRequest) (names []string) {
 	keys := config.ConnectionKeys()
+	if req.Via != was.Via && !req.Use {
+		names = append(names, "via")
+	}
 	if !req.Use {
 		keys = append(keys, config.KeySSHJump)
 		if req.Context != was.Context {

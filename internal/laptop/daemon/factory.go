@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/user"
@@ -37,6 +38,10 @@ type Factory interface {
 // Run has returned.
 type Connection interface {
 	intercept.Session
+	// DialFlow is Dial from where the flows of programs leave: the traffic manager, or a pod.
+	DialFlow(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
+	// Inside reports whether flows to an address leave from there, and not from this machine.
+	Inside(dst netip.Addr) bool
 	// Flows returns the open flows. Stall is set if bytes wait now.
 	Flows(local connection.LocalSockets) []api.Flow
 	// NameOf returns the name of the Service, pod or host with the address, if it is known; it does not block.

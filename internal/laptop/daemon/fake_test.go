@@ -180,6 +180,12 @@ func (c *fakeConnection) Status() api.Connection {
 	return s
 }
 
+func (c *fakeConnection) DialFlow(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
+	return c.Dial(ctx, network, addr)
+}
+
+func (c *fakeConnection) Inside(netip.Addr) bool { return false }
+
 func (c *fakeConnection) Flows(connection.LocalSockets) []api.Flow {
 	return []api.Flow{{Protocol: "udp", Destination: netip.MustParseAddrPort("10.96.0.10:53"), Counted: true, Sent: 40}}
 }

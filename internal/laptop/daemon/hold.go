@@ -45,7 +45,7 @@ func Hold(ctx context.Context, cfg HoldConfig) error {
 	case cfg.Place != nil:
 		h := newPlaceHelper(cfg.Place, "/etc/resolv.conf", cfg.Logger)
 		cs.group.Go(h.follow)
-		cs.dial, cs.intercepts.dial, helper = cfg.Place.Dial, cfg.Place.Dial, h
+		cs.dial, cs.intercepts.dial, cs.localhost, helper = cfg.Place.Dial, cfg.Place.Dial, cfg.Place, h
 	case cfg.Proxy != nil:
 		cs.proxy = newProxy(cfg.Proxy, cfg.Logger)
 		helper = cs.proxy

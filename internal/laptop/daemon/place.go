@@ -64,6 +64,12 @@ func (h *placeHelper) Apply(ctx context.Context, state api.NetworkState) (api.Ne
 	if l.Resolver.IsValid() {
 		n.DNS = []netip.Addr{l.Resolver}
 	}
+	if l.Names != nil {
+		n.Search, n.Options, n.Hosts = l.Names.Search, l.Names.Options, l.Names.Hosts
+		if len(l.Names.Servers) > 0 {
+			n.DNS = l.Names.Servers
+		}
+	}
 	if err := h.place.SetNetwork(ctx, n); err != nil {
 		return api.NetworkApplied{}, err
 	}

@@ -40,7 +40,9 @@ func (p *fakePlace) SetNetwork(_ context.Context, n sandbox.Network) error {
 	return nil
 }
 
-func (p *fakePlace) Localhost(context.Context, []netip.AddrPort) (net.Listener, error) { return nil, errInside }
+func (p *fakePlace) Localhost(context.Context, []netip.AddrPort) (net.Listener, error) {
+	return nil, errInside
+}
 
 var errInside = errors.New("dialed inside")
 
@@ -118,6 +120,30 @@ func TestHoldConfiguresThePlace(t *testing.T) {
 	}
 	if _, err := place.device.Stat(); err != nil {
 		t.Errorf("the place's device: %v", err)
+	}
+}
+
+func TestPlaceGetsTheNamesOfAPod(t *testing.T) {
+	place := newFakePlace(t)
+	h := newPlaceHelper(place, "/dev/null", discard())
+	own := api.Link{Resolver: netip.MustParseAddr("198.18.0.53"), SearchDomains: []string{"default.svc.cluster.local"}}
+	names := api.PodNames{Servers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, Search: []string{"shop.example"},
+		Options: []string{"ndots:2", "edns0"}, Hosts: "10.0.0.1 db\n"}
+	for _, servers := range [][]netip.Addr{names.Servers, nil} { // without any, the connection's answers
+		own.Names = new(names)
+		own.Names.Servers = servers
+		if _, err := h.Apply(t.Context(), api.NetworkState{Links: []api.Link{own}}); err != nil {
+			t.Fatal(err)
+		}
+		n := wait(t, place.networks, "a network")
+		want := servers
+		if servers == nil {
+			want = []netip.Addr{own.Resolver}
+		}
+		if !slices.Equal(n.DNS, want) || !slices.Equal(n.Search, names.Search) ||
+			!slices.Equal(n.Options, names.Options) || n.Hosts != names.Hosts {
+			t.Errorf("with the nameservers %v, the place has %+v", servers, n)
+		}
 	}
 }
 

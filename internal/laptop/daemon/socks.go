@@ -29,7 +29,7 @@ const socksUser = "kubevpn"
 // connection, which has no device: the routes are in this process.
 //
 //	program ─▶ proxy ── name ─▶ resolver: cluster DNS, or this machine's
-//	                 └─ address ─┬─ the cluster's ══▶ traffic manager
+//	                 └─ address ─┬─ the cluster's ══▶ traffic manager, or a pod
 //	                             └─ all else ───────▶ a socket of this process
 type proxy struct {
 	unprivileged
@@ -39,8 +39,9 @@ type proxy struct {
 	link           atomic.Pointer[api.Link] // nil: there is none yet
 
 	// run sets these.
-	resolver *dns.Resolver
-	inside   func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
+	resolver   *dns.Resolver
+	inside     func(netip.Addr) bool
+	dialInside func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
 }
 
 func newProxy(listener net.Listener, logger *slog.Logger) *proxy {
@@ -58,7 +59,7 @@ func (p *proxy) status() *api.SOCKS {
 
 // run runs conn, and serves the proxy while it is connected. It closes the listener if it has served it.
 func (p *proxy) run(ctx context.Context, conn Connection, resolver *dns.Resolver) error {
-	p.inside, p.resolver = conn.Dial, resolver
+	p.inside, p.dialInside, p.resolver = conn.Inside, conn.DialFlow, resolver
 	ctx, cancel := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -148,8 +149,8 @@ func (p *proxy) dialAddr(
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(attempts))
 		defer cancel()
 	}
-	if p.routed(to.Addr()) {
-		return p.inside(ctx, network, to)
+	if p.routed(to.Addr()) || p.inside(to.Addr()) {
+		return p.dialInside(ctx, network, to)
 	}
 	return connection.DialOutside(ctx, network, to)
 }

@@ -33,7 +33,7 @@ type reached struct {
 
 var webAddr = netip.MustParseAddrPort("10.96.0.80:80")
 
-func (c *reached) Dial(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
+func (c *reached) DialFlow(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
 	if addr != webAddr {
 		return nil, fmt.Errorf("dialed %v inside", addr)
 	}

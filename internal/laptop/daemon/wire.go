@@ -84,6 +84,23 @@ func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg interc
 	return releasing{i, own, c}, nil
 }
 
+// newVia returns from where the flows of c leave. localhost is that of the program; nil: it has none.
+func newVia(req api.ConnectRequest, c *connection.Connection, owner Owner, localhost intercept.Localhost,
+	events *eventLog, logger *slog.Logger) (connection.Via, error) {
+	cfg := intercept.ViaConfig{Egress: req.Egress, Config: intercept.Config{
+		Cluster: c.Cluster(), Session: c, Namespace: req.Namespace, Workload: req.Via, Image: agentImage(req.Image),
+		Objects: req.Objects, Owner: owner.Name, Key: owner.Key, Progress: events.add, Logger: logger,
+	}}
+	if req.Localhost != nil {
+		cfg.Localhost, cfg.Replaces = localhost, *req.Localhost
+	}
+	v, err := intercept.NewVia(cfg)
+	if err != nil {
+		return nil, err // v is a typed nil
+	}
+	return v, nil
+}
+
 // releasing is an Intercept that owns its Cluster.
 type releasing struct {
 	Intercept

@@ -41,6 +41,7 @@ type Options struct {
 	FromPod   []string          // names of variables that always have the pod's value
 	Volumes   map[string]string // directories of this machine that replace volumes of the pod
 	MountOver []string          // paths at and below which volumes may cover files of the machine
+	Localhost []LocalhostPort   // OnMachine: ports of the pod's localhost that answer on this machine
 
 	Stdin, Stdout, Stderr *os.File
 
@@ -152,6 +153,11 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	if <-prepared; unprepared != nil {
 		return 0, unprepared
 	}
+	stop, err := r.forwardLocalhost(p)
+	if err != nil {
+		return 0, err
+	}
+	defer stop()
 	if !begin() {
 		return 0, ctx.Err()
 	}

@@ -89,11 +89,12 @@ func (c *tlsConn) Close() error { return c.batch.Close() }
 //	                  └──────────┘ the agent no longer lists the claim: it released it while the laptop did not answer
 type agentSession struct {
 	dial   dialFunc                      // dials conns
-	claim  api.ClaimOrder                // without the target
+	claim  api.ClaimOrder                // without the target; without an ID: there is none
 	target *wakeup.Value[*api.ClonePods] // as in Intercept
 	record *records
 	about  api.Exchange // the fields of the exchanges that the laptop knows
 	serve  func(context.Context, *transport.Session)
+	hello  api.AgentHello            // what it asks for
 	budget *transport.Budget         // for the streams that serve accepts
 	change func(func(*sessionState)) // changes the sessionState; calls of change and answered do not overlap
 	// answered changes the sessionState when the agent has accepted the claim with this target or, with an error,
@@ -110,7 +111,7 @@ type agentSession struct {
 // sessionState is the state of an agentSession.
 type sessionState struct {
 	attached  bool
-	claimed   bool
+	claimed   bool            // or greeted, if there is no claim
 	away      bool            // the application receives the claim's requests, because no pod of the clone is ready
 	err       error           // why it is not attached, or not claimed
 	recording int             // turn of the recordOptions for which the agent records; 0: it does not record
@@ -171,7 +172,7 @@ func (l *agentSession) runConversation(ctx context.Context, s *transport.Session
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	c, err := startConversation(ctx, s)
+	c, err := startConversation(ctx, s, l.hello)
 	if err != nil {
 		return err
 	}
@@ -182,6 +183,11 @@ func (l *agentSession) runConversation(ctx context.Context, s *transport.Session
 	defer l.set(nil)
 	lost := wakeup.NewSignal()
 	wg.Go(func() { l.serve(ctx, s) })
+	if l.claim.ID == "" {
+		return c.follow(func(state *api.AgentState) {
+			l.change(func(st *sessionState) { st.state, st.claimed = state, true })
+		})
+	}
 	wg.Go(func() {
 		l.keepClaimed(ctx, c, lost, sync.OnceFunc(func() { wg.Go(func() { l.keepRecording(ctx, s) }) }))
 	})
@@ -287,15 +293,15 @@ type waiter struct {
 }
 
 // startConversation opens the control stream and sends hello. The caller closes the control stream.
-func startConversation(ctx context.Context, s *transport.Session) (*conversation, error) {
+func startConversation(ctx context.Context, s *transport.Session, hello api.AgentHello) (*conversation, error) {
 	control, err := s.Open(ctx, transport.Request{Proto: transport.ProtoControl})
 	if err != nil {
 		return nil, fmt.Errorf("opening the control stream: %w", err)
 	}
 	c := &conversation{control: control, out: json.NewEncoder(control),
 		waiting: make(map[uint64]waiter)}
-	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Oldest: api.OldestProtocol,
-		Version: version.String()}); err != nil {
+	hello.Protocol, hello.Oldest, hello.Version = api.Protocol, api.OldestProtocol, version.String()
+	if err := c.out.Encode(hello); err != nil {
 		control.Close()
 		return nil, fmt.Errorf("sending hello to the agent: %w", err)
 	}

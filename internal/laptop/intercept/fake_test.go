@@ -83,6 +83,7 @@ type world struct {
 	private     bool                                                               // NeedsPullSecret
 	denied      error                                                              // MayPatch
 	refused     func(*corev1.Pod) error                                            // Inject
+	dials       bool                                                               // refused admits restricted agents
 	mute        chan struct{}                                                      // logs are empty until it is closed; nil: not
 	infoPorts   []uint16                                                           // the InfoPorts of the agents
 	stale       bool                                                               // Inject does not notice that an agent has ended
@@ -195,6 +196,14 @@ func (w *world) removePod(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.list = slices.DeleteFunc(w.list, func(p *corev1.Pod) bool { return p.Name == name })
+	w.notify()
+}
+
+// change changes a pod.
+func (w *world) change(name string, change func(*corev1.Pod)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(w.pod(name))
 	w.notify()
 }
 
@@ -440,7 +449,7 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a workloads.Agent) (n
 		}
 	}
 	w.injected = append(w.injected, pod.Name)
-	if w.refused != nil {
+	if w.refused != nil && !(w.dials && a.Dials) {
 		if err := w.refused(pod); err != nil {
 			return "", false, err
 		}
@@ -597,6 +606,7 @@ type fakeAgent struct {
 	last          string            // the hash of the owner who connected last
 	ending        bool              // it rejects orders
 	claims        []heldClaim
+	listens       []netip.AddrPort
 	probes        [][]byte
 	rejected      int                           // number of rejected claims
 	sessions      map[*transport.Session]string // hashes
@@ -730,7 +740,11 @@ func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 			return
 		}
 		a.mu.Lock()
-		enc.Encode(api.AgentReport{ID: o.ID, Error: a.handleOrder(hash, o)})
+		answer := api.AgentReport{ID: o.ID, Error: a.handleOrder(hash, o)}
+		if o.Names {
+			answer.Names = &api.PodNames{Search: []string{a.info.Key}}
+		}
+		enc.Encode(answer)
 		for e := range a.conversations {
 			a.report(e)
 		}
@@ -811,7 +825,7 @@ func (a *fakeAgent) release(hash, id string) {
 }
 
 func (a *fakeAgent) report(enc *json.Encoder) {
-	state := &api.AgentState{Claims: []api.Claim{}}
+	state := &api.AgentState{Claims: []api.Claim{}, Listens: a.listens}
 	for _, c := range a.claims {
 		c.Mine = c.Mine || c.owner == a.conversations[enc]
 		state.Claims = append(state.Claims, c.Claim)

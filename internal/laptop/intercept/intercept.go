@@ -115,6 +115,7 @@ type Intercept struct {
 	claim    api.ClaimOrder // the same for every pod; read and rollOut set the ports
 
 	objects dynamic.Interface
+	via     *Via // of which it is a part; nil: it claims
 
 	subject          // set by read
 	server  *server  // set by read
@@ -283,6 +284,13 @@ func (i *Intercept) readSubject(ctx context.Context) (s subject, err error) {
 
 // readWorkload reads the workload, and chooses the ports to intercept.
 func (i *Intercept) readWorkload(ctx context.Context, s *subject) (err error) {
+	if i.via != nil {
+		if s.workload, err = i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload); err != nil {
+			return err
+		}
+		s.container, i.via.replaced, err = i.via.program(s.workload)
+		return err
+	}
 	done := i.step("Reading %s", i.cfg.Workload)
 	if s.workload, err = i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload); err != nil {
 		return err

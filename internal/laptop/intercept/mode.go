@@ -127,7 +127,7 @@ func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, replaced [
 		return podAgent{container: name, sidecar: true}, nil
 	}
 	untold := workloads.Untold(pod, i.container)
-	if len(untold) > 0 && len(i.claim.Match.Headers) == 0 && !i.claim.Mirror {
+	if len(untold) > 0 && i.via == nil && len(i.claim.Match.Headers) == 0 && !i.claim.Mirror {
 		i.warn(fmt.Sprintf("if %s asks an intercepted port within the pod, this machine receives that, as it does "+
 			"calls of other containers; --headers, or a user of its own for the container, keeps it with the "+
 			"application", strings.Join(untold, " or ")))
@@ -137,6 +137,7 @@ func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, replaced [
 	if i.claim.TLS == nil { // only the log proves which container would receive the application's TLS key
 		a.InfoPort = infoPort(pod)
 	}
+	a.Dials = i.via != nil
 	name, added, err := i.pods.Inject(ctx, pod, a)
 	if err != nil || !added {
 		return podAgent{container: name, old: true}, err

@@ -19,6 +19,7 @@ import (
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/workloads"
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
@@ -78,6 +79,7 @@ type podIntercept struct {
 	failures int           // how often, since it was intercepted
 	session  *agentSession // to the leader; nil: none
 	linked   sessionState  // the state of session
+	carries  *podSession   // of flows of a Via; nil: not now
 	replaced []string      // containers of agents that are ending
 	requests counter
 }
@@ -419,7 +421,13 @@ func (c *podIntercept) newSession(g api.AgentInfo) *agentSession {
 	l := &agentSession{claim: c.i.claim, target: &c.i.target, record: c.i.records,
 		about: api.Exchange{Namespace: c.i.cfg.Namespace, Workload: c.i.cfg.Workload, Pod: c.name,
 			Match: c.i.status.Match},
-		serve: c.i.server.accept, budget: c.i.server.budget, log: c.i.log.With("pod", c.name)}
+		log: c.i.log.With("pod", c.name)}
+	if v := c.i.via; v != nil {
+		l.hello = api.AgentHello{MayExec: v.mayExec, Listens: v.localhost != nil}
+		l.serve = func(ctx context.Context, s *transport.Session) { c.carry(ctx, l, s) }
+	} else {
+		l.serve, l.budget = c.i.server.accept, c.i.server.budget
+	}
 	l.dial = func(ctx context.Context) (net.Conn, error) {
 		return dialAgent(ctx, config, func(ctx context.Context) (net.Conn, error) {
 			to, err := c.address(g.Port)
@@ -508,7 +516,11 @@ func (c *podIntercept) verify(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := c.i.verifyPod(ctx, c); err != nil {
+	var err error
+	if c.i.via == nil {
+		err = c.i.verifyPod(ctx, c)
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

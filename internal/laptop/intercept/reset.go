@@ -256,7 +256,7 @@ func (r *resetter) order(ctx context.Context, p *corev1.Pod, info api.AgentInfo)
 
 // resetBy sends the reset order over the session, and returns the claims before the reset.
 func resetBy(ctx context.Context, s *transport.Session) ([]api.Claim, error) {
-	c, err := startConversation(ctx, s)
+	c, err := startConversation(ctx, s, api.AgentHello{})
 	if err != nil {
 		return nil, err
 	}

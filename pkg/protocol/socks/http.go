@@ -101,7 +101,7 @@ func (s *Server) tunnel(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		return
 	}
-	relay(ctx, client, target, buffered.Reader)
+	Relay(ctx, client, target, buffered.Reader)
 }
 
 // fail answers with the error of a dial.

@@ -144,9 +144,9 @@ func (c *clientConn) Close() error {
 	return err
 }
 
-// relay copies between a client and a target until both directions have ended, and closes both conns. A half-close
+// Relay copies between a client and a target until both directions have ended, and closes both conns. A half-close
 // crosses unchanged. from reads the bytes of the client.
-func relay(ctx context.Context, client, target net.Conn, from io.Reader) {
+func Relay(ctx context.Context, client, target net.Conn, from io.Reader) {
 	end := func() {
 		client.Close()
 		target.Close()

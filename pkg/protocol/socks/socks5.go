@@ -75,7 +75,7 @@ func (s *Server) serveSOCKS(ctx context.Context, conn net.Conn, pending *authlis
 		if err := writeReply(conn, replySucceeded, target.LocalAddr()); err != nil {
 			return err
 		}
-		relay(ctx, conn, target, conn)
+		Relay(ctx, conn, target, conn)
 		return nil
 	case commandAssociate:
 		return s.associate(ctx, conn)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -12,6 +13,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
+	"kubevpn/internal/kube/workloads"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/pkg/host/sandbox"
 )
@@ -19,12 +21,15 @@ import (
 // ConnectionFlags select the cluster and the settings of a connection.
 type ConnectionFlags struct {
 	ClusterFlags
-	Here bool // this process connects, and not the daemon
+	Here bool   // this process connects, and not the daemon
+	Own  bool   // the program has a network or a proxy of its own
+	Via  string // TYPE/NAME: connections leave from inside a pod of it; empty: from the traffic manager
 
 	// Request sets these.
 	Cluster *client.Cluster
 	Config  config.Config
 
+	egress  string
 	upgrade bool
 }
 
@@ -45,6 +50,51 @@ func (k *ConnectionFlags) AddWithoutImage(cmd *cobra.Command, f *Factory, more .
 	})
 }
 
+// AddVia defines --via and --egress.
+func (k *ConnectionFlags) AddVia(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&k.Via, "via", "",
+		"TYPE/NAME of a workload: connections to the cluster leave from inside one of its pods, so that "+
+			"NetworkPolicies, service meshes and allow-lists see the pod")
+	CompleteWith(cmd, "via", k.CompleteWorkloads)
+	k.AddEgress(cmd, "via")
+}
+
+// AddEgress defines --egress, which requires the flag via.
+func (k *ConnectionFlags) AddEgress(cmd *cobra.Command, via string) {
+	cmd.Flags().StringVar(&k.egress, "egress", api.EgressCluster,
+		"what leaves through the pod of --"+via+": connections to the \"cluster\", or \"all\", also to the internet")
+	Complete(cmd, "egress", api.EgressCluster, api.EgressAll)
+}
+
+// checkVia checks the flags of AddVia against the settings.
+func (k *ConnectionFlags) checkVia(c config.Config) error {
+	usage := func(text string, args ...any) *api.Error { return api.Errorf(api.ExitUsage, text, args...) }
+	kind, name, found := strings.Cut(k.Via, "/")
+	switch {
+	case !slices.Contains([]string{"", api.EgressCluster, api.EgressAll}, k.egress):
+		return usage("--egress: %q is neither %s nor %s", k.egress, api.EgressCluster, api.EgressAll)
+	case k.Via == "" && k.egress == api.EgressAll:
+		return usage("--egress all says what leaves through a pod, and connections leave from the traffic manager").
+			WithHint("name a workload with --via, or use `kubevpn dev --via-pod`")
+	case k.Via == "":
+		return nil
+	case !found || kind == "" || name == "" || strings.Contains(name, "/"):
+		return usage("--via: %q is not TYPE/NAME", k.Via).
+			WithHint("write it like deployment/web; set the namespace with -n")
+	case c.Netstack == api.NetstackSystem:
+		return usage("connections through a pod need the netstack gvisor, and the netstack is set to system (%s)",
+			c.Setting(config.KeyNetstack).Source).WithHint("add --netstack gvisor")
+	case k.egress == api.EgressAll && !k.Own:
+		return usage("--egress all needs a network of the program's own: on this machine's it would carry off the "+
+			"connections of all programs, also that of kubevpn to the API server").
+			WithHint("use `kubevpn run --via %s --egress all -- COMMAND`, or `kubevpn connect --socks`", k.Via)
+	}
+	if known, ok := workloads.BuiltinKind(kind); ok {
+		k.Via = known.Type + "/" + name // requests with one meaning are equal
+	}
+	return nil
+}
+
 // Request builds the request from the settings and the kubeconfig, after the API server has answered.
 func (k *ConnectionFlags) Request(ctx context.Context, on func(api.Event)) (api.ConnectRequest, error) {
 	prepare := func(ctx context.Context, l Selection) {
@@ -61,10 +111,13 @@ func (k *ConnectionFlags) Request(ctx context.Context, on func(api.Event)) (api.
 		return api.ConnectRequest{}, err
 	}
 	k.Cluster, k.Config = l.Cluster, l.Config
+	if err := k.checkVia(l.Config); err != nil {
+		return api.ConnectRequest{}, err
+	}
 	return api.ConnectRequest{
 		Kubeconfig: l.Kubeconfig, Credential: l.Credential, Context: l.Prepared.Context,
 		Namespace: l.Prepared.Namespace, Upgrade: k.upgrade, ConnectSettings: l.Config.ConnectSettings,
-		Settings: l.Config.Settings(),
+		Settings: l.Config.Settings(), Via: k.Via, Egress: k.egress,
 	}, nil
 }
 

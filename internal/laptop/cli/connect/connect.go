@@ -51,12 +51,15 @@ func newConnect(f *command.Factory) *cobra.Command {
 			"Serve a SOCKS5 and HTTP proxy and change nothing on this machine, until Ctrl-C (without root)",
 			"kubevpn connect --socks 127.0.0.1:1080",
 			"Run without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
+			"Connect with the identity of a workload's pods: NetworkPolicies, mesh and allow-lists see them",
+			"kubevpn connect -n shop --via deployment/web",
 			"For a script", "kubevpn connect -o json --yes",
 		),
 		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), o.output, o.connect) },
 	}
 	o.flags.AddTo(cmd, f, config.KeyMetricsListen)
+	o.flags.AddVia(cmd)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "connect in this process, without a daemon, until Ctrl-C")
 	cmd.Flags().StringVar(&o.socks, "socks", "",
 		"loopback address and port at which to serve a SOCKS5 and HTTP proxy until Ctrl-C; only programs that use it "+
@@ -75,7 +78,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 		}
 		defer proxy.Close()
 	}
-	o.flags.Here = o.foreground || proxy != nil
+	o.flags.Here, o.flags.Own = o.foreground || proxy != nil, proxy != nil
 	req, err := o.flags.Request(ctx, on)
 	if err != nil {
 		return err
@@ -130,11 +133,22 @@ func (o *connectOptions) hold(ctx context.Context, req api.ConnectRequest, proxy
 	return errors.Join(err, printing)
 }
 
+// viaText describes from where connections leave.
+func viaText(v *api.Via) string {
+	if v.Pod == "" {
+		return fmt.Sprintf("through no pod of %s: %s", v.Workload, v.Error)
+	}
+	return fmt.Sprintf("through pod %s of %s", v.Pod, v.Workload)
+}
+
 // printConnected prints the result of connect as text.
 func printConnected(w io.Writer, c *api.Connection) {
 	fmt.Fprintf(w, "Connected to %s, namespace %s (%s)\n", c.Cluster, c.Namespace, c.ID)
 	if c.Netstack != "" {
 		fmt.Fprintf(w, "  netstack  %s: %s\n", c.Netstack, c.NetstackReason)
+	}
+	if c.Via != nil {
+		fmt.Fprintf(w, "  leaving   %s\n", viaText(c.Via))
 	}
 	through := c.Device
 	if c.SOCKS != nil {

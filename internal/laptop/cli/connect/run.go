@@ -40,6 +40,8 @@ func newRun(f *command.Factory) *cobra.Command {
 		Example: command.Examples(
 			"Run tests against the Services of a namespace", "kubevpn run -n shop -- go test ./integration",
 			"Open a shell", "kubevpn run -- bash",
+			"Connect to a database whose NetworkPolicy admits a workload",
+			"kubevpn run -n shop --via deployment/web -- psql -h db",
 			"Use a proxy, also where a network of its own is allowed",
 			"kubevpn run --socks 127.0.0.1:0 -- curl http://web.default",
 		),
@@ -56,6 +58,7 @@ func newRun(f *command.Factory) *cobra.Command {
 		},
 	}
 	o.flags.AddTo(cmd, f)
+	o.flags.AddVia(cmd)
 	cmd.Flags().StringVar(&o.socks, "socks", "",
 		"loopback address and port of a proxy that the program uses, instead of a network of its own; port 0 takes a "+
 			"free one")
@@ -91,7 +94,7 @@ func (o *runOptions) run(ctx context.Context, on func(api.Event), quiet func()) 
 		}
 		defer l.Close()
 	}
-	o.flags.Here = true
+	o.flags.Here, o.flags.Own = true, true
 	req, err := o.flags.Request(ctx, runner.Show)
 	if err != nil {
 		return err

@@ -148,6 +148,9 @@ func statusNames(status api.Status) []string {
 // details returns the lines below the table: warnings and errors, and with -o wide also reasons and checks.
 func (o *statusOptions) details(c api.Connection) []string {
 	var lines []string
+	if c.Via != nil {
+		lines = append(lines, "connections leave "+viaText(c.Via))
+	}
 	if o.output.Wide() {
 		if c.NetstackReason != "" {
 			lines = append(lines, "netstack "+c.Netstack+": "+c.NetstackReason)

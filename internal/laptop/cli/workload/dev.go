@@ -8,6 +8,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -30,7 +31,9 @@ type devOptions struct {
 	fromPod   []string
 	volumes   []string
 	mountOver []string
+	localhost []string
 	isolate   bool
+	viaPod    bool
 	docker    dockerOptions
 	program   []string
 }
@@ -53,6 +56,10 @@ func newDev(f *command.Factory) *cobra.Command {
 			"Open a shell", "kubevpn dev deployment/web -- bash",
 			"Run without sudo and without changing the network of this machine",
 			"kubevpn dev deployment/web --isolate -- bash",
+			"Connect with the identity of the pod: NetworkPolicies, mesh and allow-lists see the pod",
+			"kubevpn dev deployment/web --via-pod -- ./server",
+			"Use a database proxy that runs beside the container",
+			"kubevpn dev deployment/web --localhost 5432 -- ./server",
 			"Run the containers in Docker, with a shell in one of them",
 			"kubevpn dev deployment/web --docker -it -- --entrypoint sh",
 			"Replace a volume, such as a PersistentVolumeClaim, with a local directory",
@@ -101,6 +108,10 @@ func (o *devOptions) addTo(cmd *cobra.Command) {
 	f.BoolVar(&o.isolate, "isolate", false,
 		"run the program in its own network namespace (Linux): needs no sudo and no daemon, and does not change the "+
 			"network of this machine")
+	f.BoolVar(&o.viaPod, "via-pod", false,
+		"connections of the program to the cluster leave from inside a pod of the workload; implies --isolate, unless "+
+			"with --docker")
+	o.flags.AddEgress(cmd, "via-pod")
 	f.BoolVar(&o.inbound, "proxy", false,
 		"send requests of the workload to the program: all requests, or those that --headers, --path and --method "+
 			"select")
@@ -115,6 +126,9 @@ func (o *devOptions) addTo(cmd *cobra.Command) {
 			"directory; may be repeated")
 	f.StringArrayVar(&o.volumes, "volume", nil,
 		"NAME=DIRECTORY uses a directory of this machine in place of the volume NAME of the pod; may be repeated")
+	f.StringArrayVar(&o.localhost, "localhost", nil,
+		"PORT[:LOCAL] makes a port that other containers of the pod serve on localhost answer on this machine's; with "+
+			"--isolate, all of them do; may be repeated")
 	o.docker.addTo(cmd)
 }
 
@@ -124,6 +138,9 @@ func (o *devOptions) wantsRequests() bool {
 }
 
 func (o *devOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
+	if o.viaPod {
+		o.isolate, o.flags.Via = !o.docker.enabled, o.workloads[0]
+	}
 	options := dev.Options{
 		Args: o.program, Init: []string{command.SandboxCommand}, Environ: o.f.Environ, FromPod: o.fromPod,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Show: on, Quiet: quiet,
@@ -136,6 +153,7 @@ func (o *devOptions) run(ctx context.Context, on func(api.Event), quiet func()) 
 		return err
 	}
 	on, o.flags.Here = runner.Show, options.Mode != dev.OnMachine
+	o.flags.Own = o.flags.Here
 	req, workload, err := o.attached(ctx, on)
 	if err != nil {
 		return err
@@ -169,6 +187,12 @@ func (o *devOptions) attached(ctx context.Context,
 	}
 	req.Attached = true
 	workload = req.Workloads[0]
+	if o.isolate || o.docker.enabled && o.spec.container != "" { // without -c, the other containers are here
+		req.Connect.Localhost = &o.spec.container
+		if !o.viaPod {
+			req.Connect.Via, req.Connect.Egress = workload, api.EgressNone
+		}
+	}
 	if !o.wantsRequests() {
 		req.Workloads = nil // the connection alone
 	}
@@ -190,6 +214,9 @@ func (o *devOptions) complete(d *dev.Options) (err error) {
 		}
 		d.MountOver = append(d.MountOver, path.Clean(over))
 	}
+	if d.Localhost, err = o.localhostPorts(); err != nil {
+		return err
+	}
 	switch {
 	case o.docker.enabled:
 		d.Mode = dev.InDocker
@@ -198,6 +225,31 @@ func (o *devOptions) complete(d *dev.Options) (err error) {
 		d.Mode = dev.Isolated
 	}
 	return err
+}
+
+// localhostPorts returns the ports of --localhost.
+func (o *devOptions) localhostPorts() (ports []dev.LocalhostPort, err error) {
+	if len(o.localhost) > 0 && (o.isolate || o.docker.enabled) {
+		return nil, api.Errorf(api.ExitUsage, "--localhost: with --isolate, --via-pod and --docker -c, every port of "+
+			"the pod's localhost answers on the program's").WithHint("remove --localhost")
+	}
+	for _, text := range o.localhost {
+		pod, local, given := strings.Cut(text, ":")
+		if !given {
+			local = pod
+		}
+		var numbers [2]uint16
+		for n, t := range []string{pod, local} {
+			number, err := strconv.ParseUint(t, 10, 16)
+			if err != nil || number == 0 {
+				return nil, api.Errorf(api.ExitUsage, "--localhost: %q is not PORT or PORT:LOCAL", text).
+					WithHint("write it like --localhost 5432, or, for another port here, --localhost 5432:15432")
+			}
+			numbers[n] = uint16(number)
+		}
+		ports = append(ports, dev.LocalhostPort{Pod: numbers[0], Local: numbers[1]})
+	}
+	return ports, nil
 }
 
 // environment returns the NAME=VALUE pairs of --env-file and then of --env.
