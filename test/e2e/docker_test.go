@@ -359,6 +359,7 @@ func dockerSuite(t *testing.T, w *world) {
 		name string
 		run  func(*testing.T, *docked)
 	}{
+		{"other_containers_of_the_pod_answer_on_localhost", dockedLocalhost},
 		{"environment_and_files_match_the_pod", dockedFiles}, {"local_directory_replaces_a_volume", dockedVolume}, {"service_account_token_works", dockedAccount}, {"exit_code_is_the_program_s", dockedExit}, {"terminal_has_job_control", dockedTerminal}, {"detach_leaves_nothing", dockedDetached},
 		{"signals_reach_the_program_once", dockedSignals}, {"containers_share_network_and_volumes", dockedTogether}, {"newer_image_is_pulled", dockedNewer}, {"nothing_is_left_after_a_kill", dockedKilled}, {"nothing_is_left_after_both_are_killed", dockedBothKilled},
 		{"run_works_inside_a_container", dockedRun},
@@ -774,5 +775,31 @@ func dockedNoEngine(t *testing.T, d *docked) {
 				t.Errorf("%v, want exit code 70 and %q", r, tt.want)
 			}
 		})
+	}
+}
+
+// dockedLocalhost checks that the container web, alone on this machine, reaches what the pod's other containers serve on
+// localhost, and through the pod what the pod reaches.
+func dockedLocalhost(t *testing.T, d *docked) {
+	pod := d.world.within(t, d.shop.namespace, "app=shop")
+	server := pod.command(t.Context(), t, "python3", "-m", "http.server", "7777", "--bind", "127.0.0.1")
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Process.Kill(); server.Wait() })
+	testenv.Eventually(t, soon, func() error {
+		if r := pod.run(t, "curl", "-sS", "http://127.0.0.1:7777/"); r.code != 0 {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	_, ip := first(d.shop.ready(t))
+	echo := d.world.pods(t, "default", "app=web")[0].String()
+	const asks = "curl -sS --max-time 9 -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:7777/; "
+	for name, flags := range map[string][]string{"container": nil, "via_pod": {"--via-pod"}} {
+		r := d.script(t, asks+"curl -s --max-time 9 http://127.0.0.1:8080/ || echo $?; curl -sS --max-time 9 http://"+echo+":8080/", flags...)
+		if !strings.HasPrefix(r.stdout, "200\n7\n") || strings.Contains(r.stdout, `"remote":"`+ip+":") != (name == "via_pod") {
+			t.Errorf("%s: %v\nwant 200, 7 and the address %s with --via-pod only", name, r, ip)
+		}
 	}
 }

@@ -15,10 +15,30 @@ import (
 func faithfulSuite(t *testing.T, w *world) {
 	l := w.newLaptop(t, lab.Admin)
 	l.connect(t)
-	pod := w.pods(t, "default", "app=web")[0].String()
-	vip := w.clusterIP(t, "default", "web")
-	nobody := unused(t, w, pod)
+	// This takes half a minute, so it runs once: the mode of kube-proxy cannot change it, and in the system netstack it
+	// depends only on two kernels.
+	if w.Config().ProxyMode == lab.ProxyIPTables && !w.isSystem() {
+		t.Run("answer_arrives_30_s_after_a_half_close", func(t *testing.T) {
+			t.Parallel()
+			r := l.sh(t, `printf 'delay 30s\nx' | nc -N -w 60 %s 9005`, w.clusterIP(t, "default", "web"))
+			if strings.TrimSpace(r.stdout) != "11" || r.took < 30*time.Second {
+				t.Error(r)
+			}
+		})
+	}
+	l.isFaithful(t, w.isSystem())
+}
 
+// isFaithful checks how flows fail and end, in parallel with the test's other subtests. nodeChooses says that the node
+// chooses the endpoints of Services, and not kubevpn.
+func (l *laptop) isFaithful(t *testing.T, nodeChooses bool) {
+	pod, vip := l.pods(t, "default", "app=web")[0].String(), l.clusterIP(t, "default", "web")
+	l.refusedFaithfully(t, pod, vip, nodeChooses)
+	l.silentFaithfully(t, unused(t, l.world, pod))
+	l.endsFaithfully(t, vip)
+}
+
+func (l *laptop) refusedFaithfully(t *testing.T, pod, vip string, nodeChooses bool) {
 	t.Run("closed_port_of_a_pod_is_refused", func(t *testing.T) {
 		t.Parallel()
 		r := l.run(t, "nc", "-v", "-w", "5", pod, "4444")
@@ -29,7 +49,7 @@ func faithfulSuite(t *testing.T, w *world) {
 	t.Run("unknown_port_of_a_service_is_refused", func(t *testing.T) {
 		t.Parallel()
 		want := "ECONNREFUSED"
-		if w.isSystem() && w.Config().ProxyMode == lab.ProxyIPTables {
+		if nodeChooses && l.Config().ProxyMode == lab.ProxyIPTables {
 			// kube-proxy has no rule for the port, so the node sends the packet along its default route to the router.
 			// The router replies "net unreachable" at most once a second to each client. No connection may be
 			// accepted.
@@ -56,6 +76,9 @@ except ConnectionRefusedError:
 			t.Error(r)
 		}
 	})
+}
+
+func (l *laptop) silentFaithfully(t *testing.T, nobody string) {
 	t.Run("an_address_without_a_host_does_not_accept", func(t *testing.T) {
 		t.Parallel()
 		r := l.run(t, "nc", "-v", "-w", "4", nobody, "80")
@@ -69,17 +92,9 @@ except ConnectionRefusedError:
 			t.Error(r)
 		}
 	})
-	// This takes half a minute, so it runs once: the mode of kube-proxy cannot change it, and in the system netstack it
-	// depends only on two kernels.
-	if w.Config().ProxyMode == lab.ProxyIPTables && !w.isSystem() {
-		t.Run("answer_arrives_30_s_after_a_half_close", func(t *testing.T) {
-			t.Parallel()
-			r := l.sh(t, `printf 'delay 30s\nx' | nc -N -w 60 %s 9005`, vip)
-			if strings.TrimSpace(r.stdout) != "11" || r.took < 30*time.Second {
-				t.Error(r)
-			}
-		})
-	}
+}
+
+func (l *laptop) endsFaithfully(t *testing.T, vip string) {
 	t.Run("a_reset_arrives_as_a_reset", func(t *testing.T) {
 		t.Parallel()
 		r := l.run(t, "python3", "-c", `

@@ -448,7 +448,7 @@ func (v *visitor) datagram(address, text string) (string, error) {
 // probes.
 func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 	names := s.ready(t)
-	l.startPostgres(t)
+	l.startPostgres(t, "127.0.0.1")
 	l.proxy(t, s)
 	for name, ip := range names {
 		if err := v.want("http://"+ip+":8080/", "laptop"); err != nil {
@@ -494,8 +494,8 @@ func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 	}
 }
 
-// startPostgres runs PostgreSQL on the laptop until the test ends.
-func (l *laptop) startPostgres(t *testing.T) {
+// startPostgres runs PostgreSQL on the laptop until the test ends. It trusts all clients.
+func (l *laptop) startPostgres(t *testing.T, listen string) {
 	t.Helper()
 	testenv.NeedPrograms(t, "psql")
 	found, err := filepath.Glob("/usr/lib/postgresql/*/bin")
@@ -515,8 +515,12 @@ func (l *laptop) startPostgres(t *testing.T) {
 	if r := l.run(t, append(as, programs+"/initdb", "--auth=trust", "--no-sync", "-D", data+"/db")...); r.code != 0 {
 		t.Fatal(r)
 	}
+	if err := os.WriteFile(data+"/db/pg_hba.conf", []byte("host all all all trust\n"), 0); err != nil { // it exists
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	cmd := l.command(ctx, t, append(as, programs+"/postgres", "-D", data+"/db", "-k", "", "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off")...)
+	cmd := l.command(ctx, t, append(as, programs+"/postgres", "-D", data+"/db", "-k", "",
+		"-c", "listen_addresses="+listen, "-c", "fsync=off")...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) } // which also ends its child processes
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

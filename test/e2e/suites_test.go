@@ -83,6 +83,7 @@ var dev = []suite{
 	{"isolate", isolateSuite},
 	{"socks", socksSuite},
 	{"run", runSuite},
+	{"pod", podSuite},
 	{"jump", jumpSuite},
 	{"proxies", proxiesSuite},
 	{"othervpn", otherVPNSuite},

@@ -26,7 +26,8 @@
 //	5300/udp  DNS: every question is answered with the TXT record "NAME"
 //
 // With -http PORT it serves only HTTP, on that port. With -mesh it acts as the proxy of a service mesh, as Istio's: it
-// forwards connections that were redirected to 15006 to their original destination, from 127.0.0.6.
+// forwards connections that were redirected to 15006 to their original destination, from 127.0.0.6, and with a
+// certificate those that were redirected to 15001, inside TLS. With -clients, 8443 requires such a certificate.
 package main
 
 import (
@@ -35,6 +36,8 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -74,6 +77,7 @@ type app struct {
 	host  string // where it listens: all addresses, 127.0.0.1, the pod's
 	cert  string
 	key   string
+	from  string // file of the certificate that clients need at 8443; empty: none
 	price string // as JSON
 
 	began time.Time
@@ -91,6 +95,8 @@ func main() {
 	flag.StringVar(&a.host, "host", os.Getenv("LISTEN_HOST"), "address to listen on; empty: all ($LISTEN_HOST)")
 	flag.StringVar(&a.cert, "cert", os.Getenv("TLS_CERT"), "file of a certificate, for 8443 ($TLS_CERT)")
 	flag.StringVar(&a.key, "key", os.Getenv("TLS_KEY"), "file of its key ($TLS_KEY)")
+	flag.StringVar(&a.from, "clients", os.Getenv("TLS_CLIENTS"),
+		"file of the certificate that clients need at 8443 ($TLS_CLIENTS)")
 	flag.StringVar(&a.price, "price", "10.5", "total of /price, as JSON")
 	flag.StringVar(&a.only, "http", "", "serve only HTTP, at this port")
 	ask := flag.String("get", "", "request this URL, and exit with 1 unless the status is 200")
@@ -106,7 +112,7 @@ func main() {
 		run = func(context.Context) error { return get(*ask) }
 	}
 	if *mesh {
-		run = runMesh
+		run = func(ctx context.Context) error { return runMesh(ctx, a.cert, a.key) }
 	}
 	if err := run(ctx); err != nil {
 		log.Fatal(err)
@@ -124,7 +130,11 @@ func (a *app) run(ctx context.Context) error {
 		return g.Wait()
 	}
 	if a.cert != "" {
-		secure := &http.Server{Handler: handler}
+		config, err := a.clients()
+		if err != nil {
+			return err
+		}
+		secure := &http.Server{Handler: handler, TLSConfig: config}
 		a.serve(ctx, g, "8443", func(l net.Listener) error { return secure.ServeTLS(l, a.cert, a.key) }, secure.Close)
 	}
 	a.serveCalls(ctx, g, "9090")
@@ -153,6 +163,22 @@ func (a *app) run(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// clients returns a configuration that requires the certificate of clients, or nil.
+func (a *app) clients() (*tls.Config, error) {
+	if a.from == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(a.from)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s has no certificate", a.from)
+	}
+	return &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}, nil
 }
 
 func get(address string) error {

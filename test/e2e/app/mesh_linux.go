@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/netip"
+
+	"golang.org/x/sync/errgroup"
 
 	"kubevpn/pkg/host/redirect"
 )
@@ -16,8 +19,45 @@ import (
 // proxy by it.
 var meshAddress = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 6)}
 
-func runMesh(ctx context.Context) error {
-	l, err := net.Listen("tcp4", ":15006")
+// stream is a connection whose halves close separately: TCP, or TLS on it.
+type stream interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// runMesh serves connections that the mesh's rules redirect. The pod's own ones leave inside TLS, with the certificate.
+func runMesh(ctx context.Context, cert, key string) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return serveMesh(ctx, 15006, func(ctx context.Context, to string) (stream, error) {
+			conn, err := (&net.Dialer{LocalAddr: meshAddress}).DialContext(ctx, "tcp4", to)
+			if err != nil {
+				return nil, err
+			}
+			return conn.(*net.TCPConn), nil
+		})
+	})
+	if cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return err
+		}
+		secure := tls.Dialer{Config: &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true}}
+		g.Go(func() error {
+			return serveMesh(ctx, 15001, func(ctx context.Context, to string) (stream, error) {
+				conn, err := secure.DialContext(ctx, "tcp4", to)
+				if err != nil {
+					return nil, err
+				}
+				return conn.(*tls.Conn), nil
+			})
+		})
+	}
+	return g.Wait()
+}
+
+func serveMesh(ctx context.Context, port uint16, dial func(context.Context, string) (stream, error)) error {
+	l, err := net.Listen("tcp4", fmt.Sprintf(":%d", port))
 	if err != nil {
 		return err
 	}
@@ -32,28 +72,28 @@ func runMesh(ctx context.Context) error {
 		}
 		go func() {
 			defer c.Close()
-			if err := passOn(ctx, c.(*net.TCPConn)); err != nil {
+			if err := passOn(ctx, c.(*net.TCPConn), port, dial); err != nil {
 				log.Print(err)
 			}
 		}()
 	}
 }
 
-func passOn(ctx context.Context, client *net.TCPConn) error {
+func passOn(ctx context.Context, client *net.TCPConn, port uint16,
+	dial func(context.Context, string) (stream, error)) error {
 	to, err := redirect.OriginalDestination(client)
 	if err != nil {
 		return err
 	}
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
-	if to.Port() == 15006 {
+	if to.Port() == port {
 		return fmt.Errorf("%s was not redirected", client.RemoteAddr())
 	}
-	conn, err := (&net.Dialer{LocalAddr: meshAddress}).DialContext(ctx, "tcp4", to.String())
+	server, err := dial(ctx, to.String())
 	if err != nil {
 		return errors.Join(err, client.SetLinger(0))
 	}
-	defer conn.Close()
-	server := conn.(*net.TCPConn)
+	defer server.Close()
 	up := make(chan error, 1)
 	go func() {
 		_, err := io.Copy(server, client)

@@ -7,4 +7,4 @@ import (
 	"errors"
 )
 
-func runMesh(context.Context) error { return errors.ErrUnsupported }
+func runMesh(context.Context, string, string) error { return errors.ErrUnsupported }
