@@ -91,7 +91,7 @@ func (w *Workload) PortsOf(container string) []Port {
 }
 
 // Shared reports whether more than one container runs as long as the pod.
-func Shared(p *corev1.Pod) bool { return len(serving(p.Spec)) > 1 }
+func Shared(spec corev1.PodSpec) bool { return len(serving(spec)) > 1 }
 
 // serving returns the containers that run as long as their pod, without agents.
 func serving(spec corev1.PodSpec) []corev1.Container {

@@ -15,7 +15,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// maxLocalhost limits the conns to the pod's localhost.
+// maxLocalhost limits the conns to the pod's localhost, and its ports.
 const maxLocalhost = 1024
 
 // Localhost is the loopback interface of a program with a network of its own: a sandbox.Place.
@@ -63,7 +63,8 @@ func loopbackPorts(state *api.AgentState, except []uint16) (ports []netip.AddrPo
 		}
 	}
 	slices.SortFunc(ports, netip.AddrPort.Compare)
-	return slices.Compact(ports)
+	ports = slices.Compact(ports)
+	return ports[:min(len(ports), maxLocalhost)]
 }
 
 // serveLocalhost makes the program's loopback addresses lead to those of the pod. It calls ready once they do so for

@@ -71,6 +71,7 @@ func NewVia(cfg ViaConfig) (*Via, error) {
 func newVia(i *Intercept, cfg ViaConfig) *Via {
 	i.cfg.Spec.Container = cfg.Replaces
 	i.via, i.claim.ID = &Via{i: i, egress: cfg.Egress, localhost: cfg.Localhost}, ""
+	i.fail = func(why error) { i.log.Warn("the agent was removed; adding another one", "err", why) }
 	return i.via
 }
 
@@ -135,6 +136,14 @@ func (v *Via) Run(ctx context.Context) error {
 	}()
 	err := v.run(ctx, life)
 	if ctx.Err() != nil || err == nil {
+		return nil
+	}
+	i.mu.Lock()
+	shared := slices.ContainsFunc(i.sorted(), v.wants) ||
+		i.workload != nil && workloads.Shared(i.workload.Template.Spec)
+	i.mu.Unlock()
+	if v.egress == api.EgressNone && !shared {
+		i.log.Info("the pod's localhost does not answer, and probably nothing serves there", "err", err)
 		return nil
 	}
 	return api.AsError(err)
@@ -305,7 +314,7 @@ func (v *Via) use(c *podIntercept) {
 
 // wants reports whether the Via needs an agent in the pod: not for the localhost of a container that is alone.
 func (v *Via) wants(c *podIntercept) bool {
-	return v.egress != api.EgressNone || workloads.Shared(c.pod)
+	return v.egress != api.EgressNone || workloads.Shared(c.pod.Spec)
 }
 
 // ready returns 0 for a pod that is ready, so that it comes first.

@@ -2,6 +2,7 @@ package intercept
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -107,6 +108,30 @@ func TestFlowsLeaveFromOnePod(t *testing.T) {
 		testenv.Until(t, "no pod is left", func() bool { s := v.Status(); return s.Pod == "" && s.Error == "no pod runs" })
 		w.addPod("web-d")
 		testenv.Eventually(t, within, w.from(v, "web-d"))
+	})
+}
+
+// A reset removes the agents of all owners. Flows do not depend on the intercepts that it is about.
+func TestViaOutlivesAReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		v, err := beginVia(t, w, ViaConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := w.agent("web-a")
+		a.mu.Lock()
+		for e := range a.conversations {
+			e.Encode(api.AgentReport{Error: api.Errorf(api.ExitIntercept, "ann has removed all intercepts of this pod")})
+		}
+		a.mu.Unlock()
+		w.endAgent("web-a")
+		testenv.Eventually(t, within, func() error {
+			if w.agent("web-a") == a {
+				return errors.New("it has the agent that was removed")
+			}
+			return w.from(v, "web-a")()
+		})
 	})
 }
 
