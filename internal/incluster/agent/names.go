@@ -20,7 +20,7 @@ import (
 const resolvConf, hostsFile = "/etc/resolv.conf", "/etc/hosts"
 
 // maxHosts is the largest hosts file that is reported, in bytes.
-const maxHosts = 256 << 10
+const maxHosts = 128 << 10
 
 // readNames reads the name resolution of the pod, without lines for the pod's own addresses. A file that does not exist
 // is empty, as for the C library.

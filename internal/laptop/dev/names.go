@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/kube/podenv"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -62,9 +63,16 @@ func podNames(s api.DNSStatus, pod *corev1.Pod, namespace string, machine sandbo
 	if s.Mode != api.ResolverResolved || !slices.ContainsFunc(machine.DNS, stub) {
 		n.DNS = []netip.Addr{s.Programs}
 	}
-	if pod.Spec.DNSPolicy != corev1.DNSNone {
-		n.Search = []string{namespace + ".svc." + s.Domain, "svc." + s.Domain, s.Domain}
-		n.Options = []string{"ndots:5"}
+	n.Search = []string{namespace + ".svc." + s.Domain, "svc." + s.Domain, s.Domain}
+	n.Options = []string{"ndots:5"}
+	configure(&n, pod)
+	return n
+}
+
+// configure applies the pod's own settings to the name resolution of other pods of its namespace.
+func configure(n *sandbox.Network, pod *corev1.Pod) {
+	if pod.Spec.DNSPolicy == corev1.DNSNone {
+		n.Search, n.Options = nil, nil
 	}
 	if own := pod.Spec.DNSConfig; own != nil {
 		n.Search = append(n.Search, own.Searches...)
@@ -76,5 +84,44 @@ func podNames(s api.DNSStatus, pod *corev1.Pod, namespace string, machine sandbo
 			n.Options = append(n.Options, option)
 		}
 	}
-	return n
+}
+
+// podPlace is the network of a program that is in place of a pod: its names are the pod's, as far as its spec says,
+// unless the connection knows what they are.
+type podPlace struct {
+	sandbox.Place
+	pod *corev1.Pod
+}
+
+func (p podPlace) SetNetwork(ctx context.Context, n sandbox.Network) error {
+	if n.Hosts == "" {
+		n.Search, n.Options = slices.Clone(n.Search), slices.Clone(n.Options)
+		configure(&n, p.pod)
+		n.Hosts = hostsFile(p.pod)
+	}
+	return p.Place.SetNetwork(ctx, n)
+}
+
+// hostsFile returns the hosts file of a pod, as the kubelet writes it, without the pod's own lines.
+// https://github.com/kubernetes/kubernetes/blob/v1.36.0/pkg/kubelet/kubelet_pods.go, managedHostsFileContent
+func hostsFile(pod *corev1.Pod) string {
+	text := "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
+		"fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
+	if len(pod.Spec.HostAliases) > 0 {
+		text += "\n# Entries added by HostAliases.\n"
+	}
+	for _, a := range pod.Spec.HostAliases {
+		if ip, err := netip.ParseAddr(a.IP); err == nil { // else it is not an API server's
+			text += ip.String() + "\t" + strings.Join(strings.Fields(strings.Join(a.Hostnames, " ")), "\t") + "\n"
+		}
+	}
+	return text
+}
+
+// hostname returns the host name of a program with a network of its own, which is the pod's; "": this machine's.
+func hostname(cfg Config) string {
+	if cfg.Network == nil {
+		return ""
+	}
+	return podenv.Hostname(cfg.Pod)
 }

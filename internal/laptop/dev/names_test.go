@@ -1,14 +1,19 @@
 package dev
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/sandbox"
 )
 
 func TestProgramHasTheNamesOfItsPod(t *testing.T) {
@@ -47,5 +52,38 @@ func TestProgramHasTheNamesOfItsPod(t *testing.T) {
 				t.Errorf("%s, want %s", got, tt.wantRest)
 			}
 		})
+	}
+}
+
+// lastNetwork is a Place that keeps what it was set to.
+type lastNetwork struct {
+	sandbox.Place
+	n sandbox.Network
+}
+
+func (p *lastNetwork) SetNetwork(_ context.Context, n sandbox.Network) error {
+	p.n = n
+	return nil
+}
+
+func TestIsolatedProgramHasTheNamesOfItsPod(t *testing.T) {
+	pod := &corev1.Pod{Spec: corev1.PodSpec{
+		DNSConfig: &corev1.PodDNSConfig{Searches: []string{"x.test"}},
+		HostAliases: []corev1.HostAlias{{IP: "10.1.2.3", Hostnames: []string{"db", "db.test\n6.6.6.6 evil"}},
+			{IP: "6.6.6.6 evil\n", Hostnames: []string{"evil"}}},
+	}}
+	place := new(lastNetwork)
+	of := sandbox.Network{Search: []string{"shop.svc.cluster.local"}, Options: []string{"ndots:5"}}
+	if err := (podPlace{place, pod}).SetNetwork(t.Context(), of); err != nil {
+		t.Fatal(err)
+	}
+	if n := place.n; !slices.Equal(n.Search, []string{"shop.svc.cluster.local", "x.test"}) ||
+		!strings.HasPrefix(n.Hosts, "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n") ||
+		!strings.HasSuffix(n.Hosts, "\n10.1.2.3\tdb\tdb.test\t6.6.6.6\tevil\n") || strings.Contains(n.Hosts, "\n6.6") {
+		t.Errorf("got %+v", n)
+	}
+	of.Hosts = "10.9.9.9 x\n" // the connection knows the pod's
+	if err := (podPlace{place, pod}).SetNetwork(t.Context(), of); err != nil || !reflect.DeepEqual(place.n, of) {
+		t.Errorf("got %+v, %v; want %+v", place.n, err, of)
 	}
 }

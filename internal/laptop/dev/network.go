@@ -32,12 +32,16 @@ func (p *Program) begin(ctx context.Context) (process *sandbox.Process, leave fu
 		}
 		return process, func() error { kill(nil); return nil }, err
 	}
+	var place sandbox.Place = process
+	if p.cfg.Pod != nil {
+		place = podPlace{process, p.cfg.Pod}
+	}
 	held, letGo := context.WithCancel(ctx)
 	ready, ended := make(chan struct{}), make(chan struct{})
 	var left error
 	go func() {
 		defer close(ended)
-		left = p.cfg.Network(held, process, sync.OnceFunc(func() { close(ready) }))
+		left = p.cfg.Network(held, place, sync.OnceFunc(func() { close(ready) }))
 		if held.Err() != nil {
 			return
 		}

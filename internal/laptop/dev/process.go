@@ -90,7 +90,7 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg, variables),
 		Stdin: cfg.Stdin, Stdout: cfg.Stdout, Stderr: cfg.Stderr,
 		Mounts: guard.shown(mounts, volumes, cfg.Warn), Volumes: all, Network: cfg.Network != nil,
-		Names: cfg.Names, Logger: cfg.Logger,
+		Names: cfg.Names, Hostname: hostname(cfg), Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err

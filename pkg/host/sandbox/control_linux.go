@@ -36,15 +36,16 @@ import (
 //	                                   ◀──   {"path":"..1/page"}               or {"error":...}
 //
 // Serve, ServeProgram and Attach use the same messages, without init's configuration.
-const maxMessage = 64 << 10
+const maxMessage = 1 << 20 // bytes; a hosts file is the largest part
 
 // initConfig is the configuration of init.
 type initConfig struct {
-	Dir     string
-	Mounts  []Mount
-	Volumes []Volume
-	Network bool
-	Names   bool
+	Dir      string
+	Mounts   []Mount
+	Volumes  []Volume
+	Network  bool
+	Names    bool
+	Hostname string
 }
 
 // order is a message to init. An empty one carries the socket of a request.

@@ -57,6 +57,11 @@ type initProcess struct {
 
 // prepare creates the network and mounts the files, and then executes orders.
 func (i *initProcess) prepare() error {
+	if name := i.config.Hostname; name != "" {
+		if err := unix.Sethostname([]byte(name)); err != nil {
+			return fmt.Errorf("setting the host name %s: %w", name, err)
+		}
+	}
 	v := &view{log: i.log}
 	i.setNames = v.setNames
 	var device *os.File

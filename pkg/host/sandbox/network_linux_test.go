@@ -178,6 +178,21 @@ func TestNetworkOfItsOwn(t *testing.T) {
 	}
 }
 
+func TestHostNameOfItsOwn(t *testing.T) {
+	outside, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := config("sh", "-c", "uname -n; getent ahostsv4 web-1 | cut -d' ' -f1 | uniq")
+	cfg.Hostname = "web-1"
+	if out := connected(t, newCluster(t, "cluster"), cfg).finish(); out != "web-1\n10.244.1.9\n" {
+		t.Errorf("it printed %q", out)
+	}
+	if now, err := os.Hostname(); err != nil || now != outside {
+		t.Errorf("this machine is called %s, and was called %s (%v)", now, outside, err)
+	}
+}
+
 func get(t *testing.T, r *running, address string) (string, error) {
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,

@@ -166,6 +166,9 @@ func (s *Sandbox) command() (*exec.Cmd, error) {
 	if s.cfg.Network {
 		attr.Cloneflags |= unix.CLONE_NEWNET
 	}
+	if s.cfg.Hostname != "" {
+		attr.Cloneflags |= unix.CLONE_NEWUTS
+	}
 	if attr.UidMappings, err = identity(os.Geteuid(), all, string(users)); err != nil {
 		return nil, err
 	}
@@ -188,6 +191,7 @@ func (s *Sandbox) connect(cmd *exec.Cmd) (*unixsocket.Conn, error) {
 	}
 	configFile, err := inMemory(initConfig{
 		Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes, Network: s.cfg.Network, Names: s.cfg.Names,
+		Hostname: s.cfg.Hostname,
 	})
 	if err != nil {
 		return nil, err

@@ -171,7 +171,9 @@ type Config struct {
 	Volumes []Volume
 	Network bool // the program gets its own network instead of the laptop's
 	Names   bool // the program gets its own name resolution; implied by Network
-	Logger  *slog.Logger
+
+	Hostname string // inside; empty: the laptop's
+	Logger   *slog.Logger
 }
 
 // Sandbox can start any number of sandboxes with one Config.
