@@ -36,8 +36,8 @@ func podNames(t *testing.T, p *podded) {
 	if r := p.eve.dev(t, p.shop, append([]string{"--via-pod", "--"}, page...)...); p.podAt(t, r.seen()) == "" {
 		t.Error(r)
 	}
-	if r := p.eve.dev(t, p.shop, append([]string{"--isolate", "--"}, page...)...); r.code == 0 {
-		t.Errorf("without --via-pod the name is one of another web: %v", r)
+	if r := p.eve.dev(t, p.shop, append([]string{"--isolate", "--"}, page...)...); r.code != 0 || p.podAt(t, r.seen()) != "" {
+		t.Errorf("without --via-pod: %v", r)
 	}
 }
 
@@ -113,6 +113,10 @@ except ConnectionRefusedError: print("own and refused")`)
 		if r.code != 0 || strings.TrimSpace(r.stdout) == "" {
 			t.Error(r)
 		}
+	})
+	t.Run("program_sees_what_the_container_sees", func(t *testing.T) {
+		t.Parallel()
+		podSame(t, p, pair)
 	})
 	t.Run("calls_within_the_pod_reach_the_program", func(t *testing.T) {
 		t.Parallel()
