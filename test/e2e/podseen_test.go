@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// seenBy is what `app -look` prints: what a program sees, by kind.
+// seenBy is what `app look` prints: what a program sees, by kind.
 type seenBy map[string]any
 
 // differing are the kinds in which a program differs from its container, with the row of the table "Differences from a
@@ -42,8 +42,8 @@ func podSame(t *testing.T, p *podded, pair *shop) {
 		}
 		return seen
 	}
-	inside := parse(p.kubectl(t, "-n", p.namespace, "exec", pair.workload, "-c", "app", "--", "/app", "-look", string(at)))
-	r := p.eve.dev(t, pair, "-c", "app", "--via-pod", "--", filepath.Join(bin, "app"), "-look", string(at))
+	inside := parse(p.kubectl(t, "-n", p.namespace, "exec", pair.workload, "-c", "app", "--", "/app", "look", string(at)))
+	r := p.eve.dev(t, pair, "-c", "app", "--via-pod", "--", filepath.Join(bin, "app"), "look", string(at))
 	if r.code != 0 {
 		t.Fatal(r)
 	}

@@ -28,7 +28,7 @@
 // With -http PORT it serves only HTTP, on that port. With -mesh it acts as the proxy of a service mesh, as Istio's: it
 // forwards connections that were redirected to 15006 to their original destination, from 127.0.0.6, and with a
 // certificate those that were redirected to 15001, inside TLS. With -clients, 8443 requires such a certificate. With
-// -look it prints what a program sees of its surroundings.
+// the arguments look and a JSON object (looking) it prints what a program sees of its surroundings.
 package main
 
 import (
@@ -101,7 +101,6 @@ func main() {
 	flag.StringVar(&a.price, "price", "10.5", "total of /price, as JSON")
 	flag.StringVar(&a.only, "http", "", "serve only HTTP, at this port")
 	ask := flag.String("get", "", "request this URL, and exit with 1 unless the status is 200")
-	at := flag.String("look", "", "print what this program sees of its surroundings, and exit; see looking")
 	mesh := flag.Bool("mesh", false, "be a mesh's proxy")
 	flag.Parse()
 	if a.name == "" {
@@ -113,8 +112,8 @@ func main() {
 	if *ask != "" {
 		run = func(context.Context) error { return get(*ask) }
 	}
-	if *at != "" {
-		run = func(context.Context) error { return look(os.Stdout, *at) }
+	if flag.Arg(0) == "look" {
+		run = func(context.Context) error { return look(os.Stdout, flag.Arg(1)) }
 	}
 	if *mesh {
 		run = func(ctx context.Context) error { return runMesh(ctx, a.cert, a.key) }
