@@ -294,19 +294,7 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := c.openSession(ctx, g); err != nil {
 		return err
 	}
-	var left chan struct{} // closed when the Via has ended
-	if c.pod != nil {
-		left = make(chan struct{})
-		g.Go(func() error {
-			defer close(left)
-			err := c.pod.Run(ctx)
-			if err == nil || c.via != nil {
-				return err
-			}
-			c.status.warn("the pod's localhost does not answer: " + err.Error())
-			return nil
-		})
-	}
+	awaitVia := c.startVia(ctx, g)
 	if err := c.checkDomains(); err != nil {
 		return err
 	}
@@ -324,7 +312,7 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := c.routes.learn(ctx, g); err != nil {
 		return err
 	}
-	if err := c.awaitVia(ctx, g, left); err != nil {
+	if err := awaitVia(); err != nil {
 		return err
 	}
 	if err := c.routes.bringUp(ctx, g); err != nil {
@@ -343,33 +331,49 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	return nil
 }
 
-// awaitVia waits until flows can leave from a pod, and the pod's localhost answers, if they do. From then on routes
-// follow the names of the pod.
-func (c *Connection) awaitVia(ctx context.Context, g *errgroup.Group, left <-chan struct{}) error {
+// startVia starts the Via, if there is one. The function that it returns waits until flows can leave from a pod, and
+// the pod's localhost answers. From then on routes follow the names of the pod.
+func (c *Connection) startVia(ctx context.Context, g *errgroup.Group) (await func() error) {
 	if c.pod == nil {
+		return func() error { return nil }
+	}
+	without := make(chan struct{}) // closed if there is no localhost, which a connection can do without
+	g.Go(func() error {
+		err := c.pod.Run(ctx)
+		if c.via != nil {
+			return err
+		}
+		if err != nil {
+			c.status.warn("the pod's localhost does not answer: " + err.Error())
+		}
+		close(without)
+		return nil
+	})
+	return func() error {
+		select {
+		case <-c.pod.Begun():
+		case <-without:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if c.via != nil {
+			g.Go(func() error { return c.followNamesOfPod(ctx) })
+		}
 		return nil
 	}
-	select {
-	case <-c.pod.Begun():
-	case <-left:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if c.via == nil {
-		return ctx.Err()
-	}
-	g.Go(func() error {
-		for {
-			_, changed := c.via.Names()
-			c.changed.Raise()
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+}
+
+// followNamesOfPod makes routes plan again whenever flows leave from another pod, until ctx ends.
+func (c *Connection) followNamesOfPod(ctx context.Context) error {
+	for {
+		_, changed := c.via.Names()
+		c.changed.Raise()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
 		}
-	})
-	return ctx.Err()
+	}
 }
 
 // openSession starts the transport and waits for the manager's hello.
