@@ -79,21 +79,20 @@ func (o *owner) attached() bool {
 
 // leader is the agent of a pod that does the work. mu guards everything that changes.
 type leader struct {
-	info      api.AgentInfo
-	log       *slog.Logger
-	listener  *authlistener.Listener
-	receiver  *receiver
-	own       []netip.Addr  // of the pod
-	sidecar   bool          // a sidecar: it does not end by itself
-	arrived   func()        // called when the agent's own owner connects
-	announce  func() error  // prints info
-	reset     chan struct{} // closed by the order to reset
-	table     atomic.Pointer[table]
-	probed    atomic.Int64 // when the last probe was announced, in nanoseconds since 1970
-	traces    tracer
-	dialer    *dial.Dialer // of laptops' flows
-	listening func() ([]netip.AddrPort, error)
-	filter    access.Filter // of flows of users who may not exec in the pod
+	info     api.AgentInfo
+	log      *slog.Logger
+	listener *authlistener.Listener
+	receiver *receiver
+	own      []netip.Addr  // of the pod
+	sidecar  bool          // a sidecar: it does not end by itself
+	arrived  func()        // called when the agent's own owner connects
+	announce func() error  // prints info
+	reset    chan struct{} // closed by the order to reset
+	table    atomic.Pointer[table]
+	probed   atomic.Int64 // when the last probe was announced, in nanoseconds since 1970
+	traces   tracer
+	dialer   *dial.Dialer  // of laptops' flows
+	filter   access.Filter // of flows of users who may not exec in the pod
 
 	budget   *transport.Budget // of the sessions of all owners
 	recorded atomic.Int64      // bytes that wait in recordQueues
@@ -134,7 +133,6 @@ func newLeader(live context.Context, conns net.Listener, number uint16, log *slo
 	l.dialer.CheckHost = func(netip.AddrPort, []netip.Prefix) error { return nil }
 	l.dialer.InRange = func(netip.Addr) bool { return false }
 	l.table.Store(new(table))
-	l.listening = othersListeners
 	config := tlsConfig(certificate, func(hash string) bool { return l.owner(hash) != nil })
 	l.listener = authlistener.New(authlistener.Config{
 		Name: "agent's port", Listener: conns, Logger: log,
@@ -353,7 +351,7 @@ func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Erro
 	for _, c := range l.claims {
 		state.Claims = append(state.Claims, c.describe(to.owner, l.notes))
 	}
-	if to.listens {
+	if to.asksListens() {
 		state.Listens = l.listens
 	}
 	return state, to.over, l.changed.Next()
@@ -361,17 +359,18 @@ func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Erro
 
 // look notices where the pod's sockets listen, if a session asks for that.
 func (l *leader) look() {
-	asks := func(s *laptopSession) bool { return s.listens }
 	l.mu.Lock()
 	wanted := false
 	for _, o := range l.owners {
-		wanted = wanted || slices.ContainsFunc(slices.Collect(maps.Keys(o.sessions)), asks)
+		for s := range o.sessions {
+			wanted = wanted || s.asksListens()
+		}
 	}
 	l.mu.Unlock()
 	if !wanted {
 		return
 	}
-	now, err := l.listening()
+	now, err := othersListeners()
 	if err != nil {
 		l.log.Warn("cannot see where the pod's sockets listen", "err", err)
 		return

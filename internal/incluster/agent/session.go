@@ -31,14 +31,19 @@ const (
 
 // laptopSession is one session of an owner's laptop. Its goroutines belong to serve.
 type laptopSession struct {
-	leader  *leader
-	owner   *owner
-	laptop  laptop
-	log     *slog.Logger
-	mayExec atomic.Pointer[bool] // of the laptop's hello; nil: none was accepted
+	leader *leader
+	owner  *owner
+	laptop laptop
+	log    *slog.Logger
+	hello  atomic.Pointer[api.AgentHello] // nil: none was accepted
 
-	over    *api.Error // why the session must end; guarded by leader.mu
-	listens bool       // it asks where the pod's sockets listen; guarded by leader.mu
+	over *api.Error // why the session must end; guarded by leader.mu
+}
+
+// asksListens reports whether the laptop asks where the pod's sockets listen.
+func (s *laptopSession) asksListens() bool {
+	hello := s.hello.Load()
+	return hello != nil && hello.Listens
 }
 
 // serve serves the streams that the laptop opens until the session ends: one control stream, record streams, and flows.
@@ -83,11 +88,11 @@ func (s *laptopSession) serve(ctx context.Context) {
 //
 //	laptop's program ─▶ flow ─▶ agent ─▶ connect in the pod's network namespace ─▶ kube-proxy or CNI of the node ─▶ peer
 func (s *laptopSession) dial(ctx context.Context, flows *dial.Flows, in *transport.Incoming) error {
-	mayExec := s.mayExec.Load()
-	if mayExec == nil {
+	hello := s.hello.Load()
+	if hello == nil {
 		return in.Reject(transport.CodeProhibited)
 	}
-	if !*mayExec {
+	if !hello.MayExec {
 		if err := s.leader.filter.Check(in.Dst); err != nil {
 			return in.RejectError(err)
 		}
@@ -138,11 +143,8 @@ func (s *laptopSession) serveControl(ctx context.Context, cancel context.CancelF
 		s.log.Warn("rejected a laptop", "err", rejection)
 		return errors.Join(out.send(api.AgentReport{Error: rejection}), control.CloseWrite())
 	}
-	s.mayExec.Store(&hello.MayExec)
+	s.hello.Store(&hello)
 	if hello.Listens {
-		s.leader.mu.Lock()
-		s.listens = true
-		s.leader.mu.Unlock()
 		s.leader.look()
 	}
 	reports.Go(func() {

@@ -15,6 +15,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/workloads"
@@ -246,7 +247,7 @@ func (v *Via) describe() string {
 	switch {
 	case v.now == nil:
 		return "that has just gone"
-	case ready(v.now.pod) != 0:
+	case !podutils.IsPodReady(v.now.pod):
 		return v.now.name + ", which is not ready"
 	}
 	return v.now.name
@@ -269,13 +270,13 @@ func (v *Via) choose() {
 			pods = append(pods, c)
 		}
 	}
-	slices.SortStableFunc(pods, func(a, b *podIntercept) int { return ready(a.pod) - ready(b.pod) })
+	slices.SortStableFunc(pods, readyFirst)
 	var best *podIntercept
 	for _, c := range pods {
 		if c.carries == nil || !c.active() {
 			continue
 		}
-		if best == nil || c == v.now && ready(c.pod) == ready(best.pod) {
+		if best == nil || c == v.now && readyFirst(c, best) == 0 {
 			best = c
 		}
 	}
@@ -317,11 +318,13 @@ func (v *Via) wants(c *podIntercept) bool {
 	return v.egress != api.EgressNone || workloads.Shared(c.pod.Spec)
 }
 
-// ready returns 0 for a pod that is ready, so that it comes first.
-func ready(p *corev1.Pod) int {
-	is := func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue }
-	if slices.ContainsFunc(p.Status.Conditions, is) {
+// readyFirst sorts the pods that are ready before the others.
+func readyFirst(a, b *podIntercept) int {
+	switch ready := podutils.IsPodReady(a.pod); {
+	case ready == podutils.IsPodReady(b.pod):
 		return 0
+	case ready:
+		return -1
 	}
 	return 1
 }
