@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/host/netfilter"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // localhost gives connections to loopback ports on which nobody listens in the sandbox to a listener for the client.
@@ -31,16 +32,18 @@ type localhost struct {
 // newLocalhost creates the listener and the rules, for no port.
 func newLocalhost() (l *localhost, err error) {
 	l = new(localhost)
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) })
-		return errors.Join(e, err)
-	}}
+	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
 	any, err := lc.Listen(context.Background(), "tcp", ":0") // of both families, if the kernel has both
 	if err != nil {
 		return nil, err
 	}
 	l.listener = any.(*net.TCPListener)
+	if err = unixsocket.Control(l.listener, func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+	}); err != nil {
+		return nil, errors.Join(err, l.listener.Close())
+	}
 	if l.table, err = netfilter.OpenTable("kubevpn-localhost"); err != nil {
 		return nil, errors.Join(err, l.listener.Close())
 	}
@@ -120,10 +123,7 @@ func (s *server) setLocalhost(ports []netip.AddrPort) (syscall.Conn, error) {
 
 // Localhost implements [Place].
 func (r *Remote) Localhost(ctx context.Context, ports []netip.AddrPort) (net.Listener, error) {
-	_, socket, err := r.ask(ctx, order{Localhost: &ports}, nil)
-	if err == nil && socket == nil {
-		err = errors.New("the answer contains no socket")
-	}
+	socket, err := r.askSocket(ctx, order{Localhost: &ports})
 	var l net.Listener
 	if err == nil {
 		defer socket.Close()

@@ -136,6 +136,15 @@ func (r *Remote) order(ctx context.Context, o order, payload syscall.Conn) (repo
 	return answer, err
 }
 
+// askSocket sends an order that is answered with a socket. The caller owns it.
+func (r *Remote) askSocket(ctx context.Context, o order) (*os.File, error) {
+	_, socket, err := r.ask(ctx, o, nil)
+	if err == nil && socket == nil {
+		err = errors.New("the answer contains no socket")
+	}
+	return socket, err
+}
+
 // TUN returns the device, for tun.Adopt, or nil from [ServeProgram]. Its Name is the interface name. Close closes it.
 func (r *Remote) TUN() *os.File { return r.tun }
 
@@ -153,10 +162,7 @@ func (r *Remote) SetNetwork(ctx context.Context, n Network) error {
 
 // Dial connects to an address from inside, as [Process.Dial] does.
 func (r *Remote) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	_, socket, err := r.ask(ctx, order{Dial: &endpoint{network, address}}, nil)
-	if err == nil && socket == nil {
-		err = errors.New("the answer contains no socket")
-	}
+	socket, err := r.askSocket(ctx, order{Dial: &endpoint{network, address}})
 	var conn net.Conn
 	if err == nil {
 		defer socket.Close()

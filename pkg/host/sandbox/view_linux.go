@@ -25,11 +25,11 @@ type view struct {
 	log     func(level slog.Level, message string, attrs ...string)
 	mirrors []*mirror
 
-	names map[string]place // of resolv.conf and hosts, by path, except of those that a mount replaces
+	names map[string]mirrored // of resolv.conf and hosts, by path, except of those that a mount replaces
 }
 
-// place is the name of a file in a mirror.
-type place struct {
+// mirrored is the name of a file in a mirror.
+type mirrored struct {
 	in *mirror
 	at string
 }
@@ -206,12 +206,12 @@ func (v *view) nameResolution(mounts []Mount) error {
 			return err
 		}
 	}
-	v.names = map[string]place{}
+	v.names = map[string]mirrored{}
 	for name, content := range files {
 		if slices.ContainsFunc(mounts, func(m Mount) bool { return m.Path == name }) {
 			continue
 		}
-		to, err := v.placeOf(name)
+		to, err := v.reserve(name)
 		if err != nil {
 			return err
 		}
@@ -228,23 +228,23 @@ func (v *view) nameResolution(mounts []Mount) error {
 	return nil
 }
 
-// placeOf reserves the name of a file in a mirror.
-func (v *view) placeOf(name string) (place, error) {
+// reserve reserves the name of a file in a mirror.
+func (v *view) reserve(name string) (mirrored, error) {
 	p, err := locate(path.Dir(name))
 	if err != nil {
-		return place{}, err
+		return mirrored{}, err
 	}
 	if len(p.rest) > 0 || p.file != "" {
-		return place{}, &fs.PathError{Op: "enter", Path: path.Dir(name), Err: unix.ENOTDIR}
+		return mirrored{}, &fs.PathError{Op: "enter", Path: path.Dir(name), Err: unix.ENOTDIR}
 	}
 	m, err := v.mirrorOf(p.dir)
 	if err != nil {
-		return place{}, err
+		return mirrored{}, err
 	}
 	if err := m.reserve(path.Base(name)); err != nil {
-		return place{}, err
+		return mirrored{}, err
 	}
-	return place{m, path.Join(strings.Trim(strings.TrimPrefix(p.dir, m.path), "/"), path.Base(name))}, nil
+	return mirrored{m, path.Join(strings.Trim(strings.TrimPrefix(p.dir, m.path), "/"), path.Base(name))}, nil
 }
 
 // setNames makes the program ask network.DNS, and gives it network.Hosts. It replaces the files atomically.
