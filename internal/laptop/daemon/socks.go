@@ -149,7 +149,7 @@ func (p *proxy) dialAddr(
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(attempts))
 		defer cancel()
 	}
-	if p.routed(to.Addr()) || p.inside(to.Addr()) {
+	if p.inside(to.Addr()) {
 		return p.dialInside(ctx, network, to)
 	}
 	return connection.DialOutside(ctx, network, to)

@@ -78,6 +78,10 @@ func (c *reached) Run(ctx context.Context) error {
 	}
 }
 
+func (c *reached) Inside(dst netip.Addr) bool {
+	return netip.MustParsePrefix("10.96.0.0/12").Contains(dst) || netip.MustParsePrefix("fd00:96::/112").Contains(dst)
+}
+
 // startSOCKS holds a proxy until the test ends, and returns what it reports.
 func startSOCKS(t *testing.T) (*api.SOCKS, *reached, <-chan error) {
 	t.Helper()

@@ -31,7 +31,7 @@ type LocalhostPort struct{ Pod, Local uint16 }
 func (r *Runner) forwardLocalhost(p *Program) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &forwarder{namespace: r.target.Namespace, running: p.cfg.Running, pods: podconn.New(r.target.Cluster),
-		warn: r.warn, log: slog.New(warner{warn: r.warn}), open: authlistener.Bound{Max: maxForwards}}
+		log: slog.New(warner{warn: r.warn}), open: authlistener.Bound{Max: maxForwards}}
 	stop = func() {
 		cancel()
 		f.conns.Wait()
@@ -59,8 +59,7 @@ type forwarder struct {
 	namespace string
 	running   func(context.Context) (*corev1.Pod, error)
 	pods      *podconn.Dialer
-	warn      func(string)
-	log       *slog.Logger
+	log       *slog.Logger // shows the user warnings
 	open      authlistener.Bound
 	conns     sync.WaitGroup
 
@@ -71,7 +70,7 @@ type forwarder struct {
 func (f *forwarder) accept(ctx context.Context, l net.Listener, port uint16) {
 	fail := func(err error) {
 		if err != nil && ctx.Err() == nil {
-			f.warn(fmt.Sprintf("port %d of the pod's localhost: %v", port, err))
+			f.log.Warn(fmt.Sprintf("port %d of the pod's localhost: %v", port, err))
 		}
 	}
 	fail(authlistener.Serve(ctx, l, f.log, func(conn net.Conn) {

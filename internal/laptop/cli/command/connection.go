@@ -66,10 +66,15 @@ func (k *ConnectionFlags) AddEgress(cmd *cobra.Command, via string) {
 	Complete(cmd, "egress", api.EgressCluster, api.EgressAll)
 }
 
+// IsWorkload reports whether a text is TYPE/NAME.
+func IsWorkload(text string) bool {
+	kind, name, found := strings.Cut(text, "/")
+	return found && kind != "" && name != "" && !strings.Contains(name, "/")
+}
+
 // checkVia checks the flags of AddVia against the settings.
 func (k *ConnectionFlags) checkVia(c config.Config) error {
 	usage := func(text string, args ...any) *api.Error { return api.Errorf(api.ExitUsage, text, args...) }
-	kind, name, found := strings.Cut(k.Via, "/")
 	switch {
 	case !slices.Contains([]string{"", api.EgressCluster, api.EgressAll}, k.egress):
 		return usage("--egress: %q is neither %s nor %s", k.egress, api.EgressCluster, api.EgressAll)
@@ -78,7 +83,7 @@ func (k *ConnectionFlags) checkVia(c config.Config) error {
 			WithHint("name a workload with --via, or use `kubevpn dev --via-pod`")
 	case k.Via == "":
 		return nil
-	case !found || kind == "" || name == "" || strings.Contains(name, "/"):
+	case !IsWorkload(k.Via):
 		return usage("--via: %q is not TYPE/NAME", k.Via).
 			WithHint("write it like deployment/web; set the namespace with -n")
 	case c.Netstack == api.NetstackSystem:
@@ -89,6 +94,7 @@ func (k *ConnectionFlags) checkVia(c config.Config) error {
 			"connections of all programs, also that of kubevpn to the API server").
 			WithHint("use `kubevpn run --via %s --egress all -- COMMAND`, or `kubevpn connect --socks`", k.Via)
 	}
+	kind, name, _ := strings.Cut(k.Via, "/")
 	if known, ok := workloads.BuiltinKind(kind); ok {
 		k.Via = known.Type + "/" + name // requests with one meaning are equal
 	}

@@ -229,13 +229,12 @@ func checkWorkloads(cmd *cobra.Command, args []string) error {
 			WithHint("write it as TYPE/NAME: `%s deployment/web`", cmd.CommandPath())
 	}
 	for n, arg := range args {
-		kind, name, found := strings.Cut(arg, "/")
-		if found && kind != "" && name != "" && !strings.Contains(name, "/") {
+		if command.IsWorkload(arg) {
 			continue
 		}
 		err := api.Errorf(api.ExitUsage, "%q is not TYPE/NAME", arg)
 		switch {
-		case found:
+		case strings.Contains(arg, "/"):
 			return err.WithHint("write it like deployment/web; set the namespace with -n")
 		case n == 0 && len(args) == 2 && !strings.Contains(args[1], "/"):
 			return err.WithHint("write it as one word: %s/%s", arg, args[1])
