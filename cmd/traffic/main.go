@@ -19,6 +19,7 @@ import (
 	"kubevpn/internal/incluster/manager"
 	"kubevpn/internal/incluster/supervisor"
 	"kubevpn/internal/inspect/why/trip"
+	"kubevpn/internal/process/files"
 	"kubevpn/internal/process/version"
 )
 
@@ -31,7 +32,7 @@ func main() {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return api.Errorf(api.ExitUsage, "%w", err) })
-	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand(), trip.NewCommand())
+	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand(), trip.NewCommand(), files.NewCommand())
 	root.AddCommand(supervisor.NewCommands()...)
 	if err := root.ExecuteContext(context.Background()); err != nil {
 		if exit := supervisor.Exit(0); errors.As(err, &exit) {

@@ -8,21 +8,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"kubevpn/internal/api"
 	"kubevpn/internal/inspect/why/trip"
 	"kubevpn/internal/kube/client"
-	"kubevpn/internal/kube/podstatus"
 	"kubevpn/internal/kube/workloads"
+	"kubevpn/internal/process/files"
 )
 
-const (
-	// Stay is how long the container of a PodRunner stays.
-	Stay = 10 * time.Minute
-	// startTimeout limits the time until that container runs. The node may have to pull the image.
-	startTimeout = time.Minute
-)
+// Stay is how long the container of a PodRunner stays.
+const Stay = 10 * time.Minute
 
 // PodRunner runs errands in a pod: by a program in an ephemeral container of it. The container ends by itself after
 // Stay, and its entry remains in the pod's specification until the pod ends.
@@ -32,64 +26,38 @@ type PodRunner struct {
 	New       bool   // Start has to add the container
 
 	cluster *client.Cluster
-	sender  workloads.Sender
+	helper  workloads.Helper
 }
 
-// NewPodRunner checks whether the cluster admits the container in a pod that runs. It changes nothing. Errors are
-// *api.Error.
+// NewPodRunner checks whether the cluster admits the container in a pod that runs. Every level of pod security does. It
+// changes nothing. Errors are *api.Error.
 func NewPodRunner(ctx context.Context, c *client.Cluster, pod *corev1.Pod, image string) (*PodRunner, error) {
-	s := &PodRunner{Pod: pod, cluster: c,
-		sender: workloads.Sender{Image: image, Args: []string{"trip", "--stay", Stay.String()}}}
+	s := &PodRunner{Pod: pod, cluster: c, helper: workloads.Helper{
+		Prefix: "kubevpn-why-", Image: image,
+		Args: func(string) []string { return []string{"trip", "--stay", Stay.String()} },
+		// Not the pod's user, which may be that of a mesh's proxy: the mesh does not redirect its own proxy.
+		Security: workloads.Restricted(), What: "the container of `kubevpn why --from`",
+		Instead: "Without --from, `kubevpn why` sends the request from this machine.",
+	}}
 	var err error
-	s.Container, s.New, err = workloads.New(c).AddSender(ctx, pod, s.sender, true)
+	s.Container, s.New, err = workloads.New(c).AddHelper(ctx, pod, s.helper, true)
 	return s, err
 }
 
 // Start adds the container if the pod has none, and waits until it runs. Errors are *api.Error.
 func (s *PodRunner) Start(ctx context.Context) error {
-	name, _, err := workloads.New(s.cluster).AddSender(ctx, s.Pod, s.sender, false)
+	w := workloads.New(s.cluster)
+	name, _, err := w.AddHelper(ctx, s.Pod, s.helper, false)
 	if err != nil {
 		return err
 	}
 	s.Container = name
-	return s.cluster.ExplainContext(ctx, s.await(ctx))
-}
-
-// await waits until the container runs.
-func (s *PodRunner) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	kube, what, gone, last := s.cluster.Kube(), "the container "+s.Container, false, podstatus.Status{}
-	failed := func() bool {
-		return last.Problem == podstatus.Ended || last.Problem != podstatus.None && !last.Retrying
-	}
-	err := client.NewMirror(kube, &corev1.Pod{}, metav1.ListOptions{FieldSelector: "metadata.name=" + s.Pod.Name},
-		kube.CoreV1().Pods(s.Pod.Namespace)).Follow(ctx, func(all []*corev1.Pod) {
-		if gone = len(all) == 0 || all[0].UID != s.Pod.UID; !gone {
-			last = podstatus.Of(all[0], s.Container)
-		}
-		if gone || last.Running || failed() {
-			cancel()
-		}
-	})
-	switch {
-	case gone:
-		return client.PodGone(s.Pod.Namespace, s.Pod.Name)
-	case last.Running:
-		return nil
-	case failed():
-		return last.Error(what, api.ExitInject)
-	case errors.Is(err, context.DeadlineExceeded):
-		return api.Errorf(api.ExitInject, "%s of the pod %s does not start: %s", what, s.Pod.Name, last.Text).
-			WithHint("`kubectl -n %s describe pod %s` shows the cause.", api.ShellQuote(s.Pod.Namespace),
-				api.ShellQuote(s.Pod.Name))
-	}
-	return err
+	return w.AwaitHelper(ctx, s.Pod, name)
 }
 
 // Run is a trip.Runner: it runs an errand in the container. It trusts nothing that the container sends.
 func (s *PodRunner) Run(ctx context.Context, e trip.Errand) (r trip.Report, err error) {
-	conn := s.cluster.DialExec(s.Pod.Namespace, s.Pod.Name, s.Container, []string{trip.Program, "trip"})
+	conn := s.cluster.DialExec(s.Pod.Namespace, s.Pod.Name, s.Container, []string{files.Program, "trip"})
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	_ = json.NewEncoder(conn).Encode(e) // if it fails, ReadReport says why

@@ -8,7 +8,7 @@
 // It follows makeEnvironmentVariables of pkg/kubelet/kubelet_pods.go and the volume plugins of pkg/volume of
 // Kubernetes v1.34, with these differences. Variables of the image (ENV) are known only from a running pod
 // ([Reader.Seen]). Volumes whose content is only on the node (emptyDir, hostPath, PersistentVolumeClaim, CSI) are a
-// [Problem], unless a directory of this machine replaces them ([Reader.Here]). Token files have mode 0600, and
+// [Problem], unless [Reader.Here] says otherwise. Token files have mode 0600, and
 // fsGroup changes no modes, because only the laptop's user reads them. The kubelet's annotations
 // kubernetes.io/config.seen and config.source are not available.
 package podenv
@@ -100,8 +100,8 @@ func (s Source) Reader(container string) (*Reader, error) {
 	return r, r.Here(s.Here)
 }
 
-// Here replaces volumes of the pod by directories of this machine, keyed by the volume's name. A volume that the
-// pod does not have is an *api.Error.
+// Here replaces volumes of the pod, keyed by the volume's name, by directories of this machine, or by Remote or
+// RemoteWritable. A volume that the pod does not have is an *api.Error.
 func (r *Reader) Here(directories map[string]string) error {
 	names := api.Texts(r.pod.Spec.Volumes, func(v corev1.Volume) string { return v.Name })
 	for name := range directories {

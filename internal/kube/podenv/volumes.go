@@ -24,7 +24,14 @@ type Mount struct {
 	SubPath  string // path within the volume; "" for all of it
 	Source   string // a file or directory of this machine that replaces it; "" if Volumes returns the volume
 	ReadOnly bool
+	Remote   bool // its files stay in the pod (Remote and RemoteWritable)
 }
+
+// Values of Source.Here for volumes whose files stay in the pod.
+const (
+	Remote         = "remote"
+	RemoteWritable = "remote:rw"
+)
 
 // Volume is the content of a volume.
 type Volume struct {
@@ -42,8 +49,8 @@ type File struct {
 
 // onNode returns the error for a volume whose files only the node can reach.
 func onNode(name string) error {
-	return fmt.Errorf("its content is in the cluster only; --volume %s=DIRECTORY uses a directory of this machine",
-		name)
+	return fmt.Errorf("its content is in the cluster only; --volume %s=remote mounts it, and =DIRECTORY uses a directory "+
+		"of this machine", name)
 }
 
 // Volumes returns the container's mounts, in the order in which to mount them, and their volumes. It omits mounts
@@ -106,6 +113,10 @@ func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[
 		return Mount{}, err
 	}
 	made := Mount{Path: path.Join("/", m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: m.ReadOnly}
+	if dir := e.here[m.Name]; dir == Remote || dir == RemoteWritable {
+		made.Remote, made.ReadOnly = true, m.ReadOnly || dir == Remote
+		return made, nil
+	}
 	if dir, is := e.here[m.Name]; is {
 		root, err := os.OpenRoot(dir)
 		if err != nil {

@@ -84,6 +84,9 @@ func elsewhere(dirs []string) (all []guardedDir, err error) {
 func (g *guard) shown(mounts []podenv.Mount, volumes []podenv.Volume, warn func(string)) []sandbox.Mount {
 	var all []sandbox.Mount
 	for _, m := range mounts {
+		if slices.ContainsFunc(all, func(o sandbox.Mount) bool { return o.Remote && api.Within(m.Path, o.Path) }) {
+			continue // the pod has mounted it there
+		}
 		if m.Path == "/" || api.Within(m.Path, "/proc") {
 			warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
 			continue
@@ -92,8 +95,8 @@ func (g *guard) shown(mounts []podenv.Mount, volumes []podenv.Volume, warn func(
 			warn(fmt.Sprintf("omitting volume %s at %s: %s; --mount-over %s mounts it", m.Volume, m.Path, why, m.Path))
 			continue
 		}
-		one := sandbox.Mount{Path: m.Path, Source: m.Source, ReadOnly: m.ReadOnly}
-		if m.Source == "" {
+		one := sandbox.Mount{Path: m.Path, Source: m.Source, ReadOnly: m.ReadOnly, Remote: m.Remote}
+		if m.Source == "" && !m.Remote {
 			one.Volume, one.SubPath = m.Volume, m.SubPath
 		}
 		all = append(all, one)

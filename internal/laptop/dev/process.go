@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/podenv"
 	"kubevpn/pkg/host/sandbox"
 	"kubevpn/pkg/wakeup"
@@ -36,6 +37,7 @@ type Config struct {
 	Options
 	podenv.Source
 	Container string
+	Cluster   *client.Cluster // for remote volumes
 
 	// Network connects the network of place, which only the program uses. It calls ready when the program may run. It
 	// returns when ctx or the network has ended, which ends the program. Nil: the program uses the laptop's network.
@@ -52,10 +54,11 @@ type Config struct {
 
 // Program is a program with the environment and files of its container. Run may be called once.
 type Program struct {
-	cfg   Config
-	box   *sandbox.Sandbox
-	fresh podenv.Following
-	names chan sandbox.Network // the name resolution of the program, and each that replaces it; nil: this machine's
+	cfg    Config
+	box    *sandbox.Sandbox
+	remote *remoteVolumes
+	fresh  podenv.Following
+	names  chan sandbox.Network // the name resolution of the program, and each that replaces it; nil: this machine's
 }
 
 // Prepare reads environment and files of the container. It starts nothing.
@@ -86,20 +89,26 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
+	shown := guard.shown(mounts, volumes, cfg.Warn)
+	remote, err := openRemote(ctx, &cfg, mounts, shown)
+	if err != nil {
+		return nil, err
+	}
 	box, err := sandbox.New(sandbox.Config{
 		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg, variables),
 		Stdin: cfg.Stdin, Stdout: cfg.Stdout, Stderr: cfg.Stderr,
-		Mounts: guard.shown(mounts, volumes, cfg.Warn), Volumes: all, Network: cfg.Network != nil,
+		Mounts: shown, Volumes: all, Serve: remote.mounted, Network: cfg.Network != nil,
 		Names: cfg.Names, Hostname: hostname(cfg), Logger: cfg.Logger,
 	})
 	if err != nil {
+		remote.close()
 		return nil, err
 	}
 	var names chan sandbox.Network
 	if cfg.Names {
 		names = make(chan sandbox.Network, 2)
 	}
-	return &Program{cfg: cfg, box: box, names: names, fresh: podenv.Following{
+	return &Program{cfg: cfg, box: box, remote: remote, names: names, fresh: podenv.Following{
 		Readers: []*podenv.Reader{r}, Volumes: volumes, Problems: more, Running: cfg.Running, Warn: cfg.Warn,
 		Tick: cfg.tick,
 	}}, nil
@@ -114,7 +123,7 @@ func prepareBare(cfg Config) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Program{cfg: cfg, box: box}, nil
+	return &Program{cfg: cfg, box: box, remote: new(remoteVolumes)}, nil
 }
 
 // Run runs the program until it ends, or ctx does, which kills it. It forwards the signals that this process gets.
@@ -124,6 +133,7 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	signal.Notify(signals, sandbox.Signals()...)
 	defer signal.Stop(signals)
 
+	defer p.remote.start(ctx)()
 	process, leave, err := p.begin(ctx)
 	if err != nil {
 		return sandbox.ExitStatus{}, err

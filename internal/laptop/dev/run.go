@@ -39,7 +39,8 @@ type Options struct {
 	Environ   []string          // this machine's environment
 	Env       []string          // NAME=VALUE; overrides the container's
 	FromPod   []string          // names of variables that always have the pod's value
-	Volumes   map[string]string // directories of this machine that replace volumes of the pod
+	Volumes   map[string]string // podenv.Source.Here
+	Image     string            // for podenv.Remote volumes
 	MountOver []string          // paths at and below which volumes may cover files of the machine
 	Localhost []LocalhostPort   // OnMachine: ports of the pod's localhost that answer on this machine
 
@@ -306,7 +307,7 @@ func (r *Runner) prepare(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	cfg.Source, cfg.Container, cfg.Names = m.Source, m.container, network == nil
+	cfg.Source, cfg.Container, cfg.Names, cfg.Cluster = m.Source, m.container, network == nil, r.target.Cluster
 	return Prepare(ctx, cfg)
 }
 

@@ -14,6 +14,7 @@ import (
 //	parent                                   init
 //	a file (memfd): initConfig         ──▶
 //	                                   ◀──   {"log":...}                       at any time
+//	                                   ◀──   {"files":"/data"} + /dev/fuse     for each remote mount
 //	                                   ◀──   {"ready":true} + TUN, if any      or {"error":...}
 //	{} + a request's socket            ──▶                                     any number
 //	{"signal":2}                       ──▶
@@ -78,7 +79,8 @@ type report struct {
 	Error *subreaper.Failure  `json:"error,omitempty"`
 	Ended *ExitStatus         `json:"ended,omitempty"`
 	Log   *unixsocket.LogLine `json:"log,omitempty"`
-	Path  string              `json:"path,omitempty"` // the answer to Resolve
+	Path  string              `json:"path,omitempty"`  // the answer to Resolve
+	Files string              `json:"files,omitempty"` // the path of a remote mount
 }
 
 // newPair returns both ends of a new control socket.

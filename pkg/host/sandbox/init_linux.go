@@ -62,7 +62,7 @@ func (i *initProcess) prepare() error {
 			return fmt.Errorf("setting the host name %s: %w", name, err)
 		}
 	}
-	v := &view{log: i.log}
+	v := &view{log: i.log, files: func(at string, device *os.File) { i.send(report{Files: at}, device) }}
 	i.setNames = v.setNames
 	var device *os.File
 	var err error

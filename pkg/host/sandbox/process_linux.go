@@ -63,10 +63,12 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 		return nil, err
 	}
 	terminal := foreground()
+	remote := newRemote(ours, Interface, s.cfg.Logger)
+	remote.serve = s.cfg.Serve
 	// Outside the terminal's foreground job a group signal reaches this process only, which forwards it.
 	cmd.SysProcAttr.Setpgid = terminal == nil
 	p := &Process{
-		log: s.cfg.Logger, remote: newRemote(ours, Interface, s.cfg.Logger), isolated: s.cfg.Network,
+		log: s.cfg.Logger, remote: remote, isolated: s.cfg.Network,
 		program: subreaper.Program{Args: s.cfg.Args, Env: s.cfg.Env}, volumes: s.cfg.Volumes, terminal: terminal,
 		done: make(chan struct{}),
 	}

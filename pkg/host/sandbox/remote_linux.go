@@ -22,6 +22,7 @@ type Remote struct {
 	control *unixsocket.Conn
 	link    string // name of received files
 	log     *slog.Logger
+	serve   func(path string, device *os.File)
 	tun     *os.File      // valid after ready; nil without a network
 	ready   chan error    // receives once: nil, or the error of the other end
 	done    chan struct{} // closed after the last report; ended is valid then
@@ -77,6 +78,9 @@ func (r *Remote) listen() {
 			in.Log.To(r.log)
 		case in.Ended != nil:
 			r.ended = in.Ended
+		case in.Files != "" && file != nil && r.serve != nil:
+			r.serve(in.Files, file)
+			file = nil
 		case !ready && in.Error != nil:
 			ready = true
 			r.ready <- in.Error

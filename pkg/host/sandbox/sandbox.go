@@ -138,6 +138,7 @@ type Mount struct {
 	Volume   string // the name of one of Config.Volumes
 	SubPath  string // a relative path of the volume; empty for all of it. A mount of one file does not follow updates.
 	ReadOnly bool
+	Remote   bool // Config.Serve serves its files, without Source and Volume
 }
 
 // A Network configures the interface and name resolution of a sandbox. Without Addresses it configures only name
@@ -169,6 +170,9 @@ type Config struct {
 
 	Mounts  []Mount
 	Volumes []Volume
+	// Serve serves the files of a Remote mount, on an open /dev/fuse that it owns, until the file system ends with the
+	// sandbox. It is called in the order of the paths, and must return at once.
+	Serve   func(path string, device *os.File)
 	Network bool // the program gets its own network instead of the laptop's
 	Names   bool // the program gets its own name resolution; implied by Network
 
@@ -249,7 +253,13 @@ func (c *Config) check() error {
 
 func (m *Mount) check() error {
 	paths := []string{m.Path, m.Source}
-	if m.Volume != "" {
+	switch {
+	case m.Remote:
+		if m.Source != "" || m.Volume != "" {
+			return fmt.Errorf("mounting at %s: a remote mount has no source", m.Path)
+		}
+		paths = paths[:1]
+	case m.Volume != "":
 		if m.Source != "" || m.SubPath != "" && !fs.ValidPath(m.SubPath) {
 			return fmt.Errorf("mounting at %s: a mount needs either the source %q or the volume %q with a relative "+
 				"path, not %q",

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +25,7 @@ import (
 //	6  make mirrors of read-only directories read-only
 type view struct {
 	log     func(level slog.Level, message string, attrs ...string)
+	files   func(at string, device *os.File) // passes on the device of a remote mount
 	mirrors []*mirror
 
 	names map[string]mirrored // of resolv.conf and hosts, by path, except of those that a mount replaces
@@ -53,14 +56,15 @@ func (v *view) build(mounts []Mount, trees map[Mount]int, names bool) error {
 	}
 	sources := make([]int, len(mounts))
 	for i, m := range mounts {
-		if m.Volume != "" {
-			sources[i] = trees[m]
-			defer unix.Close(sources[i])
-			continue
+		fd, err := trees[m], error(nil)
+		switch {
+		case m.Remote:
+			fd, err = v.remote(m)
+		case m.Volume == "":
+			fd, err = unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
 		}
-		fd, err := unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return &fs.PathError{Op: "open", Path: m.Source, Err: err}
+			return &fs.PathError{Op: "open", Path: cmp.Or(m.Source, m.Path), Err: err}
 		}
 		defer unix.Close(fd)
 		sources[i] = fd
@@ -104,11 +108,14 @@ func (v *view) mirrorRoot(mounts []Mount) error {
 
 // mount mounts the file or directory of the descriptor source at m.Path.
 func (v *view) mount(m Mount, source int) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(source, &st); err != nil {
-		return err
+	isDir := m.Remote // which would not answer before it is served
+	if !isDir {
+		var st unix.Stat_t
+		if err := unix.Fstat(source, &st); err != nil {
+			return err
+		}
+		isDir = st.Mode&unix.S_IFMT == unix.S_IFDIR
 	}
-	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
 	p, err := locate(m.Path)
 	if err != nil {
 		return err
@@ -129,7 +136,7 @@ func (v *view) mount(m Mount, source int) error {
 			return err
 		}
 	}
-	if m.Volume != "" {
+	if m.Volume != "" || m.Remote {
 		err = unix.MoveMount(source, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	} else {
 		err = unix.Mount(descriptor(source), target, "", unix.MS_BIND|unix.MS_REC, "")
@@ -137,10 +144,41 @@ func (v *view) mount(m Mount, source int) error {
 	if err != nil {
 		return err
 	}
-	if m.ReadOnly {
+	if m.ReadOnly && !m.Remote {
 		return makeReadOnly(target)
 	}
 	return nil
+}
+
+// remote returns a detached mount of a FUSE file system, whose device it passes on.
+func (v *view) remote(m Mount) (mount int, err error) {
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer device.Close()
+	fsfd, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fsfd)
+	for key, value := range map[string]string{"source": "kubevpn", "rootmode": "40000", "fd": strconv.Itoa(int(device.Fd())),
+		"user_id": strconv.Itoa(os.Geteuid()), "group_id": strconv.Itoa(os.Getegid())} {
+		if err := unix.FsconfigSetString(fsfd, key, value); err != nil {
+			return 0, fmt.Errorf("setting %s of a FUSE file system: %w", key, err)
+		}
+	}
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return 0, fmt.Errorf("creating a FUSE file system: %w", err)
+	}
+	attributes := unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+	if m.ReadOnly {
+		attributes |= unix.MOUNT_ATTR_RDONLY
+	}
+	if mount, err = unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attributes); err == nil {
+		v.files(m.Path, device)
+	}
+	return mount, err
 }
 
 // make creates the missing elements of a location in a mirror; the last one is a directory or an empty file.

@@ -113,9 +113,6 @@ func ReadReport(from io.Reader) (r Report, err error) {
 	return r, nil
 }
 
-// Program is the path of the program with the command trip, in kubevpn's image.
-const Program = "/traffic"
-
 // NewCommand returns `traffic trip`.
 func NewCommand() *cobra.Command {
 	var stay time.Duration

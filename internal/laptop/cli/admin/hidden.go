@@ -12,6 +12,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/docker"
+	"kubevpn/internal/process/files"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -49,6 +50,7 @@ func Hidden(f *command.Factory) []*cobra.Command {
 			},
 		},
 	}
+	commands = append(commands, files.NewCommand()) // the laptop copies this program into containers for it
 	for _, cmd := range commands {
 		cmd.Hidden = true
 	}

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/install"
 	"kubevpn/internal/laptop/cli/term"
 )
 
@@ -91,6 +93,19 @@ func needs(e *api.Error) *api.Consent {
 		return nil
 	}
 	return e.Needs
+}
+
+// Image returns the image for containers in which kubevpn runs programs: that of the traffic manager if the user trusts
+// it, because the nodes have it, or else the one that kubevpn would install.
+func (c Consenting) Image(ctx context.Context, s config.Config, namespace string) (string, error) {
+	if err := c.Load(); err != nil {
+		return "", err
+	}
+	image, err := install.Find(ctx, c.Cluster, s.ManagerNamespace, namespace, *c.Consent)
+	if err != nil {
+		image = cmp.Or(s.Image, config.Default().Image)
+	}
+	return image, ctx.Err()
 }
 
 // Load reads the stored consent for the cluster.

@@ -16,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/kube/podenv"
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/dev"
@@ -64,6 +65,8 @@ func newDev(f *command.Factory) *cobra.Command {
 			"kubevpn dev deployment/web --docker -it -- --entrypoint sh",
 			"Replace a volume, such as a PersistentVolumeClaim, with a local directory",
 			"kubevpn dev deployment/web --volume uploads=./testdata -- ./server",
+			"Use the volume of the pod itself, and allow changes",
+			"kubevpn dev deployment/web --volume uploads=remote:rw -- ./server",
 			"Use another database",
 			"kubevpn dev deployment/web --env DB_HOST=localhost --env-file .env -- ./server",
 			"Use the Java options of the pod",
@@ -125,7 +128,8 @@ func (o *devOptions) addTo(cmd *cobra.Command) {
 		"PATH at or below which volumes of the pod may hide system directories, the home directory or the working "+
 			"directory; may be repeated")
 	f.StringArrayVar(&o.volumes, "volume", nil,
-		"NAME=DIRECTORY uses a directory of this machine in place of the volume NAME of the pod; may be repeated")
+		"NAME=DIRECTORY uses a directory of this machine in place of the volume NAME of the pod; NAME=remote[:rw] "+
+			"mounts what the volume of a running pod holds, read-only or writable; may be repeated")
 	f.StringArrayVar(&o.localhost, "localhost", nil,
 		"PORT[:LOCAL] makes a port that other containers of the pod serve on localhost answer on this machine's; with "+
 			"--isolate, all of them do; may be repeated")
@@ -156,6 +160,9 @@ func (o *devOptions) run(ctx context.Context, on func(api.Event), quiet func()) 
 	o.flags.Own = o.flags.Here
 	req, workload, err := o.attached(ctx, on)
 	if err != nil {
+		return err
+	}
+	if runner.Image, err = o.filesImage(ctx, &req, quiet); err != nil {
 		return err
 	}
 	code, err := runner.Run(ctx, dev.Target{
@@ -296,14 +303,48 @@ func (o *devOptions) environment() ([]string, error) {
 	return all, nil
 }
 
-// directories returns the absolute directories of --volume by volume name.
+// filesImage returns the image for remote volumes; "" without any.
+func (o *devOptions) filesImage(ctx context.Context, req *api.InterceptRequest, quiet func()) (string, error) {
+	if !slices.ContainsFunc(o.volumes, isRemote) {
+		return "", nil
+	}
+	return o.flags.Consenting(&req.Connect, o.output, quiet).Image(ctx, o.flags.Config, req.Connect.Namespace)
+}
+
+// isRemote reports whether a --volume is NAME=remote or NAME=remote:rw.
+func isRemote(text string) bool {
+	_, dir, _ := strings.Cut(text, "=")
+	return dir == podenv.Remote || dir == podenv.RemoteWritable
+}
+
+// checkRemote returns an error if this machine cannot mount the volume of a pod.
+func (o *devOptions) checkRemote() error {
+	const instead = "`kubevpn cp` copies files of a volume, and --volume NAME=DIRECTORY uses the copy"
+	if o.docker.enabled {
+		return api.Errorf(api.ExitUsage, "--volume NAME=remote cannot be combined with --docker").WithHint(instead)
+	}
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return api.Errorf(api.ExitPrivilege, "--volume NAME=remote needs FUSE: %w", err).WithHint(instead)
+	}
+	return device.Close()
+}
+
+// directories returns podenv.Source.Here: the absolute directories of --volume by volume name.
 func (o *devOptions) directories() (map[string]string, error) {
 	all := map[string]string{}
 	for _, text := range o.volumes {
 		name, dir, given := strings.Cut(text, "=")
 		if !given || name == "" || dir == "" {
 			return nil, api.Errorf(api.ExitUsage, "--volume: %q is not NAME=DIRECTORY", text).
-				WithHint("write it like --volume data=./testdata")
+				WithHint("write it like --volume data=./testdata, or --volume data=remote for that of the pod")
+		}
+		if isRemote(text) {
+			if err := o.checkRemote(); err != nil {
+				return nil, err
+			}
+			all[name] = dir
+			continue
 		}
 		info, err := os.Stat(dir)
 		if err == nil && !info.IsDir() {
