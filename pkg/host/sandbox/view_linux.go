@@ -144,7 +144,12 @@ func (v *view) mount(m Mount, source int) error {
 	if err != nil {
 		return err
 	}
-	if m.ReadOnly && !m.Remote {
+	if m.Remote {
+		// Until it is served, and asked, the kernel takes the directory for one of root, which this user may not change.
+		_, err := os.Stat(target)
+		return err
+	}
+	if m.ReadOnly {
 		return makeReadOnly(target)
 	}
 	return nil

@@ -325,7 +325,8 @@ func (o *devOptions) checkRemote() error {
 	}
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
-		return api.Errorf(api.ExitPrivilege, "--volume NAME=remote needs FUSE: %w", err).WithHint(instead)
+		return api.Errorf(api.ExitPrivilege, "--volume NAME=remote needs FUSE: %w", err).
+			WithHint("sudo modprobe fuse && sudo chmod 0666 /dev/fuse, as most distributions do. Or: " + instead)
 	}
 	return device.Close()
 }
