@@ -196,7 +196,7 @@ func readLine(r io.Reader, limit int) (line []byte, err error) {
 }
 
 // place writes a program to the first directory from which the container may run one, and prints its path.
-const place = `for d in /tmp /var/tmp /run /home "$PWD"; do f=$d/.kubevpn-files-$$
+const place = `PATH=$PATH:/bin:/usr/bin; for d in /tmp /var/tmp /run /home "$PWD"; do f=$d/.kubevpn-files-$$
 if (umask 077; printf '#!/bin/sh\n' >"$f") 2>/dev/null && chmod 700 "$f" && "$f" 2>/dev/null; then
 gzip -dc >"$f" && echo "$f" && exit; fi
 rm -f "$f"; done
@@ -221,6 +221,6 @@ func (s Source) upload(ctx context.Context) (string, error) {
 	}()
 	var said strings.Builder
 	err = s.Cluster.Exec(ctx, client.ExecOptions{Namespace: s.Pod.Namespace, Pod: s.Pod.Name, Container: s.Container,
-		Command: []string{"sh", "-c", place}, Stdin: in, Stdout: &said})
+		Command: []string{"/bin/sh", "-c", place}, Stdin: in, Stdout: &said})
 	return strings.TrimSpace(said.String()), err
 }
