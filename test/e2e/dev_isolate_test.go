@@ -31,10 +31,11 @@ import (
 // eve is a user of the laptop who cannot use sudo and is not in the laptop's passwd file.
 var eve = person{name: "kveve", uid: 64020}
 
-// withDevice returns a command that runs its arguments in a mount namespace with a /dev/net/tun of that mode, because
-// the machine's own may be restricted to root. Mode 0 means no device.
+// withDevice returns a command that runs its arguments in a mount namespace with a /dev/net/tun and a /dev/fuse of that
+// mode, because the machine's own may be restricted to root. Mode 0 means no device.
 func withDevice(mode int) []string {
-	script := `mount -t tmpfs tmpfs /dev/net; [ MODE = 0 ] || mknod -m MODE /dev/net/tun c 10 200; exec "$@"`
+	script := `mount -t tmpfs tmpfs /dev/net; [ MODE = 0 ] || { mknod -m MODE /dev/net/tun c 10 200
+mknod -m MODE /dev/net/fuse c 10 229; mount --bind /dev/net/fuse /dev/fuse; }; exec "$@"`
 	return []string{"unshare", "-m", "--propagation", "private", "sh", "-euc", strings.ReplaceAll(script, "MODE", strconv.FormatInt(int64(mode), 8)), "sh"}
 }
 

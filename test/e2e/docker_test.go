@@ -23,7 +23,6 @@ import (
 	"github.com/creack/pty"
 
 	"kubevpn/internal/testenv"
-	"kubevpn/test/e2e/build"
 	"kubevpn/test/lab"
 )
 
@@ -336,15 +335,7 @@ func (d *docked) gone(ctx context.Context) error {
 
 // dockerSuite checks that the pod's containers run on the laptop as they do in the cluster.
 func dockerSuite(t *testing.T, w *world) {
-	if err := buildApp(); err != nil {
-		t.Fatal(err)
-	}
-	if err := build.Shell(t.Context(), bin, shellRef); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Load(t.Context(), filepath.Join(bin, "shell.tar")); err != nil {
-		t.Fatal(err)
-	}
+	w.loadShell(t)
 	w.apply(t, strings.NewReplacer("SHELL_IMAGE", shellRef, "FRESH_IMAGE", freshRef).Replace(dockedManifest))
 	s := &shop{world: w, namespace: "docked", workload: "deployment/web"}
 	s.rolledOut(t)

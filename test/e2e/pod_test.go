@@ -160,6 +160,7 @@ spec:
         sysctls: [{name: net.ipv4.ping_group_range, value: 0 2147483647}]
       hostAliases: [{ip: 10.1.2.3, hostnames: [alias.test]}]
       dnsConfig: {searches: [default.svc.cluster.local], options: [{name: ndots, value: "3"}, {name: edns0}]}
+      volumes: [{name: data, emptyDir: {}}]
       containers:
       - name: app
         image: APP_IMAGE
@@ -170,6 +171,7 @@ spec:
           runAsUser: 65532
           capabilities: {drop: [ALL]}
         ports: [{containerPort: 8080, name: http}]
+        volumeMounts: [{name: data, mountPath: /data}]
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1, timeoutSeconds: 10}
 `
 
@@ -180,6 +182,7 @@ type podded struct {
 	eve   *laptop    // without sudo: each program has its own network
 	store netip.Addr // the address of the pod store
 	echo  string     // the address of an echo server of the lab
+	disk  string     // what the claim kept holds, on the nodes
 }
 
 // podSuite checks that connections through a pod have what the pod has: its address, its permissions, its mesh, and
@@ -200,6 +203,7 @@ func podSuite(t *testing.T, w *world) {
 			"names_are_those_of_the_pod":    podNames,
 			"all_leaves_from_the_pod":       podEgress,
 			"localhost_is_that_of_the_pod":  podLocalhost,
+			"volumes_are_those_of_the_pod":  podVolumes,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -211,7 +215,13 @@ func podSuite(t *testing.T, w *world) {
 	if now := p.restarts(t); now != started {
 		t.Errorf("the pods were\n%s\nand are\n%s", started, now)
 	}
-	t.Run("another_pod_takes_over", func(t *testing.T) { podDeleted(t, p) })
+	t.Run("another_pod_takes_over", func(t *testing.T) {
+		t.Run("volume", func(t *testing.T) {
+			t.Parallel()
+			podVolumeMoves(t, p)
+		})
+		podDeleted(t, p)
+	})
 	p.root.must(t, "kubevpn", "disconnect", "--all")
 	p.root.must(t, "kubevpn", "quit")
 	p.root.sameAs(t, before)
@@ -230,8 +240,9 @@ func newPodded(t *testing.T, w *world) *podded {
 	p := &podded{shop: &shop{w, podNamespace, "deployment/web"}, root: w.newUser(t, lab.Admin),
 		eve: w.laptopOf(t, eve), echo: w.pods(t, "default", "app=web")[0].String()}
 	p.eve.within = withDevice(0o666)
+	p.keep(t)
 	for _, s := range []*shop{p.shop, {w, podNamespace, "deployment/meshed"},
-		{w, podNamespace, "deployment/pair"}, p.restricted()} {
+		{w, podNamespace, "deployment/pair"}, p.restricted(), p.kept(), p.shell()} {
 		s.rolledOut(t)
 	}
 	w.kubectl(t, "-n", podNamespace, "wait", "--for=condition=Ready", "--timeout=60s", "pod/store")

@@ -39,6 +39,21 @@ func (w *world) loadApp(t *testing.T) {
 	}
 }
 
+// buildShell builds the image with a shell once.
+var buildShell = sync.OnceValue(func() error {
+	return errors.Join(buildApp(), build.Shell(context.Background(), bin, shellRef))
+})
+
+func (w *world) loadShell(t *testing.T) {
+	t.Helper()
+	if err := buildShell(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Load(t.Context(), filepath.Join(bin, "shell.tar")); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // shop is a workload whose requests developers intercept.
 type shop struct {
 	*world

@@ -12,7 +12,8 @@ import (
 )
 
 // shellPrograms are the programs that a user needs to inspect a container.
-var shellPrograms = []string{"sh", "cat", "curl", "env", "id", "ls", "sleep", "stat", "stty", "touch", "tty", "uname"}
+var shellPrograms = []string{"sh", "cat", "chmod", "curl", "env", "gzip", "id", "ls", "rm", "sleep", "stat", "stty",
+	"touch", "tty", "uname"}
 
 // Shell writes an image to dir/shell.tar. It contains the application of App, which dir must contain, as its
 // entrypoint, and shellPrograms of this machine. Its environment has IMAGE=shell and COLOR=image.
