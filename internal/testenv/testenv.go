@@ -21,6 +21,16 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
+// NeedFUSE skips the test on machines where this user may not use FUSE.
+func NeedFUSE(t testing.TB) {
+	t.Helper()
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		missing(t, "/dev/fuse")
+	}
+	device.Close()
+}
+
 // NeedPrograms skips the test unless every program is in PATH.
 func NeedPrograms(t testing.TB, names ...string) {
 	t.Helper()

@@ -125,6 +125,7 @@ spec:
       volumes:
       - {name: pair, secret: {secretName: pair, defaultMode: 0440}}
       - {name: down, downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}
+      - {name: held, emptyDir: {}}
       containers:
       - name: app
         image: APP_IMAGE
@@ -137,7 +138,10 @@ spec:
         - {name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}
         - {name: CERT, valueFrom: {secretKeyRef: {name: pair, key: tls.crt}}}
         resources: {limits: {cpu: "1", memory: 128Mi}}
-        volumeMounts: [{name: pair, mountPath: /pair}, {name: down, mountPath: /down}]
+        volumeMounts:
+        - {name: pair, mountPath: /pair}
+        - {name: down, mountPath: /down}
+        - {name: held, mountPath: /held}
         readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1, timeoutSeconds: 10}
       - {name: side, image: "docker.io/kubevpn-lab/pause:1", imagePullPolicy: Never}
 `

@@ -26,7 +26,7 @@ var differing = map[string]string{
 // podSame checks that a program sees what the container in the pod sees, except what docs/dev.md names.
 func podSame(t *testing.T, p *podded, pair *shop) {
 	at, err := json.Marshal(map[string]any{
-		"Dirs":  []string{"/pair", "/down", "/var/run/secrets/kubernetes.io/serviceaccount"},
+		"Dirs":  []string{"/pair", "/down", "/held", "/var/run/secrets/kubernetes.io/serviceaccount"},
 		"Names": []string{"kubernetes.default", "store", "web", "alias.test", "nowhere.default.svc.cluster.local", "localhost"},
 		"Dial": []string{"127.0.0.1:5432", "[::1]:5432", "127.0.0.1:4444", p.echo + ":9001", p.echo + ":4444", "web:80",
 			p.store.String() + ":5432"},
@@ -42,8 +42,11 @@ func podSame(t *testing.T, p *podded, pair *shop) {
 		}
 		return seen
 	}
+	if r := p.eve.dev(t, pair, "-c", "app", "--isolate", "--volume", "held=remote:rw", "--", "sh", "-c", "mkdir /held/d; echo held >/held/d/file"); r.code != 0 {
+		t.Fatal(r)
+	}
 	inside := parse(p.kubectl(t, "-n", p.namespace, "exec", pair.workload, "-c", "app", "--", "/app", "look", string(at)))
-	r := p.eve.dev(t, pair, "-c", "app", "--via-pod", "--", filepath.Join(bin, "app"), "look", string(at))
+	r := p.eve.dev(t, pair, "-c", "app", "--via-pod", "--volume", "held=remote", "--", filepath.Join(bin, "app"), "look", string(at))
 	if r.code != 0 {
 		t.Fatal(r)
 	}

@@ -68,6 +68,7 @@ func (o *options) wait(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer l.Close()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	for {
 		if err := l.SetDeadline(time.Now().Add(o.stay)); err != nil {
@@ -117,7 +118,7 @@ func (stdio) Read(b []byte) (int, error)  { return os.Stdin.Read(b) }
 func (stdio) Write(b []byte) (int, error) { return os.Stdout.Write(b) }
 func (stdio) Close() error                { return errors.Join(os.Stdin.Close(), os.Stdout.Close()) }
 
-// open opens the directory of --path, or the one above. Links in the path lead to files of the container.
+// open opens the directory of --path, or the one above.
 func (o *options) open() (root *os.Root, name string, err error) {
 	base := "/"
 	if o.container != "" {
@@ -125,9 +126,14 @@ func (o *options) open() (root *os.Root, name string, err error) {
 			return nil, "", err
 		}
 	}
+	return openIn(base, o.path)
+}
+
+// openIn opens a path in a container whose root is base. Links in the path lead to files of the container.
+func openIn(base, file string) (root *os.Root, name string, err error) {
 	top, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, "", cannotEnter(o.container, err)
+		return nil, "", api.Errorf(api.ExitInject, "the kernel does not let kubevpn look into the container: %w", err)
 	}
 	defer unix.Close(top)
 	at := func(p string) (int, error) {
@@ -135,19 +141,18 @@ func (o *options) open() (root *os.Root, name string, err error) {
 			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 	}
 	name = "."
-	dir, err := at(o.path)
+	dir, err := at(file)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-		clean := path.Clean("/" + o.path)
+		clean := path.Clean("/" + file)
 		name = path.Base(clean)
 		dir, err = at(path.Dir(clean))
 	}
-	if err != nil {
-		return nil, "", api.Errorf(api.ExitUsage, "%s in the container: %w", o.path, err)
+	if err == nil {
+		defer unix.Close(dir)
+		root, err = os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir))
 	}
-	defer unix.Close(dir)
-	root, err = os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir))
 	if err != nil {
-		err = api.Errorf(api.ExitUsage, "%s in the container: %w", o.path, errors.Unwrap(err))
+		return nil, "", api.Errorf(api.ExitUsage, "%s in the container: %w", file, err)
 	}
-	return root, name, err
+	return root, name, nil
 }

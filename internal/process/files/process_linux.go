@@ -39,15 +39,11 @@ func enter(container string) (string, error) {
 			return pid + "/root", u.become()
 		}
 	}
-	return "", cannotEnter(container, hidden)
-}
-
-// cannotEnter is the error for a container that this process cannot look into. Another way may work.
-func cannotEnter(container string, err error) error {
-	if err == nil {
-		return api.Errorf(api.ExitInject, "no process of the container %s is seen", container)
+	if hidden == nil {
+		return "", api.Errorf(api.ExitInject, "no process of the container %s is seen", container)
 	}
-	return api.Errorf(api.ExitInject, "the kernel does not let kubevpn look into the container %s: %w", container, err)
+	return "", api.Errorf(api.ExitInject, "the kernel does not let kubevpn look into the container %s: %w", container,
+		hidden)
 }
 
 // user has the IDs of a process.

@@ -172,9 +172,9 @@ type Config struct {
 	Volumes []Volume
 	// Serve serves the files of a Remote mount, on an open /dev/fuse that it owns, until the file system ends with the
 	// sandbox. It is called in the order of the paths, and must return at once.
-	Serve   func(path string, device *os.File)
-	Network bool // the program gets its own network instead of the laptop's
-	Names   bool // the program gets its own name resolution; implied by Network
+	Serve   func(path string, device *os.File) `json:"-"`
+	Network bool                               // the program gets its own network instead of the laptop's
+	Names   bool                               // the program gets its own name resolution; implied by Network
 
 	Hostname string // inside; empty: the laptop's
 	Logger   *slog.Logger
