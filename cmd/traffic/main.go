@@ -32,7 +32,8 @@ func main() {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return api.Errorf(api.ExitUsage, "%w", err) })
-	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand(), trip.NewCommand(), files.NewCommand())
+	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand(), trip.NewCommand(),
+		files.NewCommand())
 	root.AddCommand(supervisor.NewCommands()...)
 	if err := root.ExecuteContext(context.Background()); err != nil {
 		if exit := supervisor.Exit(0); errors.As(err, &exit) {

@@ -257,7 +257,7 @@ func devKubelet(t *testing.T, l *laptop) {
 			}
 			var wanted []string
 			if tt.deployment == "everything" {
-				wanted = []string{"! volume host at /w/host: its content is in the cluster only; --volume host=DIRECTORY uses a directory of this machine",
+				wanted = []string{"! volume host at /w/host: its content is in the cluster only; --volume host=remote mounts it, and =DIRECTORY uses a directory of this machine",
 					"! keeping this machine's values of HOME: it sets them, or they may decide what programs execute; --env-from-pod NAME takes the pod's"}
 			}
 			if diff := cmp.Diff(wanted, warned); diff != "" {

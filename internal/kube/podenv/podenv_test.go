@@ -304,8 +304,8 @@ containers:
 		`volume some at /srv/unset: its subPathExpr is $(NOWHERE)/x, and NOWHERE has no value`,
 		`file most of volume down: limits.cpu of container app is not set: the node defines it, and the pod has no node`,
 		`volume together: secrets "missing" not found`,
-		"volume disk at /data: PersistentVolumeClaim data: its content is in the cluster only; --volume disk=DIRECTORY uses a directory of this machine",
-		"volume host at /host: its content is in the cluster only; --volume host=DIRECTORY uses a directory of this machine",
+		"volume disk at /data: PersistentVolumeClaim data: its content is in the cluster only; --volume disk=remote mounts it, and =DIRECTORY uses a directory of this machine",
+		"volume host at /host: its content is in the cluster only; --volume host=remote mounts it, and =DIRECTORY uses a directory of this machine",
 		`volume lost at /lost: configmaps "none" not found`,
 		`volume keyless at /keyless: ConfigMap settings has no key "none"`,
 	}, messages(problems)); diff != "" {

@@ -49,8 +49,8 @@ type File struct {
 
 // onNode returns the error for a volume whose files only the node can reach.
 func onNode(name string) error {
-	return fmt.Errorf("its content is in the cluster only; --volume %s=remote mounts it, and =DIRECTORY uses a directory "+
-		"of this machine", name)
+	return fmt.Errorf("its content is in the cluster only; --volume %s=remote mounts it, and =DIRECTORY uses a "+
+		"directory of this machine", name)
 }
 
 // Volumes returns the container's mounts, in the order in which to mount them, and their volumes. It omits mounts

@@ -72,8 +72,8 @@ func Open(ctx context.Context, s Source, path string, writable bool) (*Files, er
 		f, second = s.dial(ctx, s.Container, []string{program, files.Command, "--remove"}, path, writable)
 	}
 	if second != nil {
-		return nil, api.Errorf(api.AsError(err).Code, "%w; a program in the container itself does not do either: %w", err,
-			second).WithHint("%s", api.AsError(err).Hint)
+		return nil, api.Errorf(api.AsError(err).Code, "%w; a program in the container itself does not do either: %w",
+			err, second).WithHint("%s", api.AsError(err).Hint)
 	}
 	f.How = fmt.Sprintf("a program in the container itself, because %s", api.AsError(err).Message)
 	return f, nil
@@ -174,8 +174,12 @@ func (s Source) dial(ctx context.Context, container string, command []string, pa
 		return nil, ctx.Err()
 	case err != nil:
 		return nil, s.Cluster.Explain(fmt.Errorf("cannot serve the files of the container %s: %w", s.Container, err))
-	case hello.Error != nil:
-		return nil, hello.Error
+	case hello.Error != "":
+		code := api.ExitUsage
+		if hello.Unseen {
+			code = api.ExitInject
+		}
+		return nil, api.Errorf(code, "%s", api.OneLine(hello.Error))
 	}
 	return &Files{Conn: conn, Name: hello.Name}, nil
 }

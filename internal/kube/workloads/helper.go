@@ -17,8 +17,8 @@ import (
 // startTimeout limits the time until a Helper runs. The node may have to pull the image.
 const startTimeout = time.Minute
 
-// Helper describes an ephemeral container in which kubevpn runs programs, by pods/exec. It stays for a while and ends by
-// itself; its entry remains in the pod's specification until the pod ends.
+// Helper describes an ephemeral container in which kubevpn runs programs, by pods/exec. It stays for a while and ends
+// by itself; its entry remains in the pod's specification until the pod ends.
 type Helper struct {
 	Prefix   string // with a number, its name
 	Image    string

@@ -214,7 +214,7 @@ func TestProgramGetsEnvironmentFilesAndRightsOfTheContainer(t *testing.T) {
 	if diff := cmp.Diff("blue web-1 cat-/proc/self/environ\nblue\nrefused\ny\nno disk\n", r.said(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
-	if got, want := <-r.warned, "volume disk at /srv/kubevpn-test/disk: PersistentVolumeClaim data: its content is in the cluster only; --volume disk=DIRECTORY uses a directory of this machine"; got != want {
+	if got, want := <-r.warned, "volume disk at /srv/kubevpn-test/disk: PersistentVolumeClaim data: its content is in the cluster only; --volume disk=remote mounts it, and =DIRECTORY uses a directory of this machine"; got != want {
 		t.Errorf("warned %q", got)
 	}
 	if _, err := os.Lstat("/srv/kubevpn-test"); !errors.Is(err, os.ErrNotExist) {

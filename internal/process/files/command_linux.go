@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"kubevpn/internal/api"
 	"kubevpn/pkg/wire/remotefs"
 )
 
@@ -101,7 +100,11 @@ func (o *options) serve(ctx context.Context) error {
 	}
 	unix.Umask(0) // the laptop's kernel has applied the user's
 	root, name, err := o.open()
-	if e := json.NewEncoder(os.Stdout).Encode(Hello{name, api.AsError(err)}); e != nil || err != nil {
+	hello := Hello{Name: name}
+	if err != nil {
+		hello.Error, hello.Unseen = err.Error(), errors.Is(err, errUnseen)
+	}
+	if e := json.NewEncoder(os.Stdout).Encode(hello); e != nil || err != nil {
 		return e
 	}
 	server, err := remotefs.NewServer(root, !o.write)
@@ -133,7 +136,7 @@ func (o *options) open() (root *os.Root, name string, err error) {
 func openIn(base, file string) (root *os.Root, name string, err error) {
 	top, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, "", api.Errorf(api.ExitInject, "the kernel does not let kubevpn look into the container: %w", err)
+		return nil, "", unseen(err)
 	}
 	defer unix.Close(top)
 	at := func(p string) (int, error) {
@@ -152,7 +155,7 @@ func openIn(base, file string) (root *os.Root, name string, err error) {
 		root, err = os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir))
 	}
 	if err != nil {
-		return nil, "", api.Errorf(api.ExitUsage, "%s in the container: %w", file, err)
+		return nil, "", fmt.Errorf("%s in the container: %w", file, err)
 	}
 	return root, name, nil
 }

@@ -1,5 +1,5 @@
-// Package files is the far end of `kubevpn cp` and of remote volumes: a program in a pod that serves the files of one of
-// its containers.
+// Package files is the far end of `kubevpn cp` and of remote volumes: a program in a pod that serves the files of one
+// of its containers.
 //
 //	ephemeral container, with targetContainerName      the container itself, by pods/exec
 //	──────────────────────────────────────────────     ──────────────────────────────────
@@ -9,8 +9,6 @@
 //	  ▼                                                  ▼
 //	Hello, then remotefs.Server ◀═ standard input and output, by pods/exec ═▶ the laptop
 package files
-
-import "kubevpn/internal/api"
 
 // Program is the program of the image, and Command the name of the command in it and in kubevpn.
 const (
@@ -22,6 +20,8 @@ const (
 type Hello struct {
 	// Name is "." if the path is a directory, which is then served. Otherwise it is the last element of the path, and
 	// the directory above is served; nothing need exist there.
-	Name  string     `json:"name,omitempty"`
-	Error *api.Error `json:"error,omitempty"`
+	Name string `json:"name,omitempty"`
+	// Error says why nothing is served. With Unseen, it is because this program cannot look into the container.
+	Error  string `json:"error,omitempty"`
+	Unseen bool   `json:"unseen,omitempty"`
 }

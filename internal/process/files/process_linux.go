@@ -1,6 +1,8 @@
 package files
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -10,8 +12,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"kubevpn/internal/api"
 )
 
 // enter becomes the user of the container's first process, and returns the directory that is the container's root. The
@@ -40,11 +40,15 @@ func enter(container string) (string, error) {
 		}
 	}
 	if hidden == nil {
-		return "", api.Errorf(api.ExitInject, "no process of the container %s is seen", container)
+		hidden = errors.New("no process of it is seen")
 	}
-	return "", api.Errorf(api.ExitInject, "the kernel does not let kubevpn look into the container %s: %w", container,
-		hidden)
+	return "", unseen(hidden)
 }
+
+// errUnseen means that another way to the files may work.
+var errUnseen = errors.New("kubevpn cannot look into the container")
+
+func unseen(err error) error { return fmt.Errorf("%w: %w", errUnseen, err) }
 
 // user has the IDs of a process.
 type user struct {
@@ -108,7 +112,7 @@ func (u user) become() error {
 	}
 	for _, err := range []error{syscall.Setgroups(u.groups), syscall.Setgid(u.gid), syscall.Setuid(u.uid)} {
 		if err != nil {
-			return api.Errorf(api.ExitInject, "cannot become the user %d of the container: %w", u.uid, err)
+			return unseen(fmt.Errorf("becoming its user %d: %w", u.uid, err))
 		}
 	}
 	return nil
