@@ -10,9 +10,10 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // ports chooses the source ports of the manager's connections to pods, in turn. The kernel would choose at random and
@@ -48,7 +49,7 @@ func newPorts() *ports {
 
 // connect is d.DialContext to dst, from the next port that is free for it.
 func (p *ports) connect(ctx context.Context, d net.Dialer, dst netip.AddrPort) (net.Conn, error) {
-	d.Control = reuseAddress
+	d.Control = unixsocket.DialControl(reuseAddress)
 	if p.first != 0 {
 		size := uint32(p.last-p.first) + 1
 		for range portTries {
@@ -65,12 +66,6 @@ func (p *ports) connect(ctx context.Context, d net.Dialer, dst netip.AddrPort) (
 }
 
 // reuseAddress allows binding a port that has connections to other addresses.
-func reuseAddress(_, _ string, c syscall.RawConn) error {
-	var err error
-	if e := c.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	}); e != nil {
-		return e
-	}
-	return os.NewSyscallError("setsockopt", err)
+func reuseAddress(fd int) error {
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
 }

@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
+
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive; its name is that
@@ -75,18 +77,12 @@ func adopt(f *os.File, name string, mtu int) (adopted, error) {
 // duplicate returns a nonblocking copy of f's descriptor. os.NewFile decides whether a file uses the poller, and f may
 // come from a blocking descriptor.
 func duplicate(f *os.File) (int, error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	fd, dupErr := -1, error(nil)
-	if err := raw.Control(func(old uintptr) {
-		fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
+	fd := -1
+	if err := unixsocket.Control(f, func(old int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 0)
+		return err
 	}); err != nil {
 		return -1, err
-	}
-	if dupErr != nil {
-		return -1, dupErr
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)

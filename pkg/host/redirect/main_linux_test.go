@@ -22,6 +22,7 @@ import (
 
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/tun/tuntest"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // roleVariable names a function of roles that a child process runs instead of the tests.
@@ -402,5 +403,5 @@ func unprivilegedRole() error {
 
 // noChecksum makes a socket send UDP datagrams over IPv4 without a checksum.
 func noChecksum(_, _ string, c syscall.RawConn) error {
-	return control(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) })("", "", c)
+	return unixsocket.DialControl(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) })("", "", c)
 }

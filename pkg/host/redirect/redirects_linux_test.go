@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 var web, dns = Port{TCP, 80}, Port{UDP, 53}
@@ -96,7 +97,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 	} {
 		check(t, "within: "+tt.network+" "+tt.address, within(tt.network, tt.address, net.Dialer{}), tt.redirected)
 		for _, mark := range []uint32{testMark, testMark + 1} {
-			d := net.Dialer{Control: control(func(fd int) error { return setMark(fd, mark) })}
+			d := net.Dialer{Control: unixsocket.DialControl(func(fd int) error { return setMark(fd, mark) })}
 			check(t, "marked: "+tt.network+" "+tt.address, within(tt.network, tt.address, d), tt.dialed)
 		}
 	}

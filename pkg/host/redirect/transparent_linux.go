@@ -9,12 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/unixsocket"
 )
 
 const (
@@ -279,7 +280,7 @@ func (r *Redirects) Dial(ctx context.Context, network string, client netip.Addr,
 	if r.keeps(client, to.Addr()) {
 		return r.dialAs(ctx, network, client, to)
 	}
-	d := net.Dialer{Control: control(func(fd int) error { return setMark(fd, r.mark) })}
+	d := net.Dialer{Control: unixsocket.DialControl(func(fd int) error { return setMark(fd, r.mark) })}
 	return d.DialContext(ctx, network, to.String())
 }
 
@@ -294,7 +295,7 @@ func (r *Redirects) keeps(client, to netip.Addr) bool {
 func (r *Redirects) dialAs(ctx context.Context, network string, client netip.Addr,
 	to netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{
-		Control: control(func(fd int) error {
+		Control: unixsocket.DialControl(func(fd int) error {
 			var err error
 			if client.Is4() {
 				err = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
@@ -327,16 +328,4 @@ func setMark(fd int, mark uint32) error {
 		return fmt.Errorf("cannot mark a socket: %w", err)
 	}
 	return nil
-}
-
-// control returns a net.Dialer.Control that calls f.
-func control(f func(fd int) error) func(network, address string, c syscall.RawConn) error {
-	return func(_, _ string, c syscall.RawConn) error {
-		var inner error
-		err := c.Control(func(fd uintptr) { inner = f(int(fd)) })
-		if err != nil {
-			return err
-		}
-		return inner
-	}
 }

@@ -83,7 +83,16 @@ func Control(c syscall.Conn, f func(fd int) error) error {
 	if err != nil {
 		return err
 	}
+	return control(raw, f)
+}
+
+// DialControl returns the Control of a net.Dialer: it calls f with the descriptor of the socket.
+func DialControl(f func(fd int) error) func(network, address string, c syscall.RawConn) error {
+	return func(_, _ string, raw syscall.RawConn) error { return control(raw, f) }
+}
+
+func control(raw syscall.RawConn, f func(fd int) error) error {
 	var failed error
-	err = raw.Control(func(fd uintptr) { failed = f(int(fd)) })
+	err := raw.Control(func(fd uintptr) { failed = f(int(fd)) })
 	return cmp.Or(err, failed)
 }

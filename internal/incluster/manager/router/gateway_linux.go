@@ -123,16 +123,9 @@ func adopt(f *os.File, mtu int) (tun.Device, error) {
 	if f == nil {
 		return nil, errors.New("the gateway sent no device")
 	}
-	raw, err := f.SyscallConn()
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("cannot use the gateway's device: %w", err)
-	}
 	request, err := unix.NewIfreq("")
 	if err == nil {
-		var asked error
-		err = raw.Control(func(fd uintptr) { asked = unix.IoctlIfreq(int(fd), unix.TUNGETIFF, request) })
-		err = errors.Join(err, asked)
+		err = unixsocket.Control(f, func(fd int) error { return unix.IoctlIfreq(fd, unix.TUNGETIFF, request) })
 	}
 	if err != nil {
 		f.Close()
