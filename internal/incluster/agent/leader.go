@@ -25,6 +25,7 @@ import (
 	"kubevpn/pkg/protocol/interceptor"
 	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
+	"kubevpn/pkg/wire/nonblock"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -157,7 +158,7 @@ func (l *leader) dispatch() {
 		if err != nil {
 			return // closed
 		}
-		o := l.owner(api.PeerKeyHash(conn.(*authlistener.Conn).ConnectionState()))
+		o := l.owner(api.PeerKeyHash(conn.(*nonblock.TLS).ConnectionState()))
 		if o == nil || !o.take(conn) { // forgotten a moment ago
 			l.listener.CountRejected(unauthorized, conn.RemoteAddr())
 			conn.Close()

@@ -145,32 +145,27 @@ func (t *transports) secure(ctx context.Context, batch *nonblock.Batch, via stri
 		t.tickets.forget(ticket)
 		return nil, managerError("TLS with the traffic manager", err)
 	}
-	return &ticketConn{Conn: inside, batch: batch, via: via}, nil
+	return &ticketConn{TLS: &nonblock.TLS{Conn: inside, Batch: batch}, via: via}, nil
 }
 
 // ticketConn is TLS with the manager, with the certificates of a ticket.
 type ticketConn struct {
-	*tls.Conn
-	batch *nonblock.Batch
-	via   string // describes a conn without the API server, in its errors; else empty
+	*nonblock.TLS
+	via string // describes a conn without the API server, in its errors; else empty
 }
 
 // Read returns what the manager sent. A rejection of the laptop's certificate arrives here: with TLS 1.3 the laptop's
 // side of the handshake is complete before.
 func (c *ticketConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
+	n, err := c.TLS.Read(p)
 	return n, c.attribute(err)
 }
 
-// Write sends p, of any length, in one write to the conn beneath.
+// Write sends p.
 func (c *ticketConn) Write(p []byte) (int, error) {
-	n, err := c.batch.Through(c.Conn, p)
+	n, err := c.TLS.Write(p)
 	return n, c.attribute(err)
 }
-
-// Close closes the conn without TLS's close_notify, which blocks for five seconds if nobody reads it and adds nothing
-// to the end of the session.
-func (c *ticketConn) Close() error { return c.batch.Close() }
 
 // attribute attributes an error to the traffic manager, unless it may be the API server's.
 func (c *ticketConn) attribute(err error) error {

@@ -63,21 +63,8 @@ func dialTLS(ctx context.Context, config *tls.Config, dial dialFunc) (net.Conn, 
 		conn.Close()
 		return nil, fmt.Errorf("TLS with the agent: %w", err)
 	}
-	return &tlsConn{Conn: inside, batch: batch}, nil
+	return &nonblock.TLS{Conn: inside, Batch: batch}, nil
 }
-
-// tlsConn is TLS over a connection that is not a socket.
-type tlsConn struct {
-	*tls.Conn
-	batch *nonblock.Batch
-}
-
-// Write encrypts all of p, and writes it to the connection below in one write.
-func (c *tlsConn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
-
-// Close closes the connection without TLS's close_notify, which would block for five seconds if the peer does not read.
-// The session reports its end by itself.
-func (c *tlsConn) Close() error { return c.batch.Close() }
 
 // agentSession connects the laptop to the leader of one pod's agents: a transport session of one conn, which the client
 // dials again when it breaks. For every new session it sends hello, claims, and serves.

@@ -17,20 +17,14 @@ import (
 // tlsTimeout bounds a TLS handshake.
 const tlsTimeout = 10 * time.Second
 
-// Conn is an authenticated TLS connection.
-type Conn struct {
-	*tls.Conn
-	batch *nonblock.Batch
-}
-
-// Handshake performs the server's side of a TLS handshake on conn. If it returns no Reason the Conn owns conn. The
+// Handshake performs the server's side of a TLS handshake on conn. If it returns no Reason the TLS owns conn. The
 // error adds details to the Reason; it wraps what the checks of config return.
-func Handshake(conn net.Conn, config *tls.Config) (*Conn, Reason, error) {
+func Handshake(conn net.Conn, config *tls.Config) (*nonblock.TLS, Reason, error) {
 	if err := conn.SetDeadline(time.Now().Add(tlsTimeout)); err != nil {
 		return nil, HungUp, err
 	}
 	batch := nonblock.NewBatch(conn)
-	c := &Conn{Conn: tls.Server(batch, config), batch: batch}
+	c := &nonblock.TLS{Conn: tls.Server(batch, config), Batch: batch}
 	if err := c.Handshake(); err != nil {
 		return nil, handshakeReason(err), err
 	}
@@ -61,10 +55,3 @@ func handshakeReason(err error) Reason {
 	}
 	return NoTLS
 }
-
-// Write sends p in one system call, however long it is.
-func (c *Conn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
-
-// Close closes the connection without TLS's close_notify alert, which can block for five seconds. The protocol inside
-// TLS marks its own end.
-func (c *Conn) Close() error { return c.batch.Close() }

@@ -161,7 +161,7 @@ func (p *ProxyPort) Refused(conn net.Conn, err error) {
 
 // sessionConn is a conn whose laptop has shown a ticket and a certificate of the session.
 type sessionConn struct {
-	*authlistener.Conn
+	*nonblock.TLS
 	session transport.SessionID
 }
 
