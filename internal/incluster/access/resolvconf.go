@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -37,7 +38,7 @@ func parseResolvConf(r io.Reader) (c ResolvConf, err error) {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
-		if end := indexComment(words); end >= 0 {
+		if end := slices.IndexFunc(words, func(w string) bool { return w[0] == '#' || w[0] == ';' }); end >= 0 {
 			words = words[:end]
 		}
 		if len(words) < 2 {
@@ -55,16 +56,6 @@ func parseResolvConf(r io.Reader) (c ResolvConf, err error) {
 		}
 	}
 	return c, lines.Err()
-}
-
-// indexComment returns the index of the first word that begins a comment, or -1.
-func indexComment(words []string) int {
-	for i, w := range words {
-		if w[0] == '#' || w[0] == ';' {
-			return i
-		}
-	}
-	return -1
 }
 
 // Domain returns the cluster's domain, such as "cluster.local", from the search list, which the kubelet sets to
