@@ -205,12 +205,7 @@ func convertProtocol(p corev1.Protocol) (balancer.Protocol, bool) {
 }
 
 func convertNode(n *corev1.Node) *node {
-	c := &node{zone: n.Labels[corev1.LabelTopologyZone]}
-	texts := n.Spec.PodCIDRs
-	if len(texts) == 0 && n.Spec.PodCIDR != "" {
-		texts = []string{n.Spec.PodCIDR}
-	}
-	c.podCIDRs = parsePrefixes(texts)
+	c := &node{zone: n.Labels[corev1.LabelTopologyZone], podCIDRs: parsePrefixes(n.Spec.PodCIDRs)}
 	c.addrs = parseAddrs(api.Texts(n.Status.Addresses, func(a corev1.NodeAddress) string { return a.Address }))
 	return c
 }
