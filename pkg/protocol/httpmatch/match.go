@@ -153,12 +153,7 @@ func (m *Match) Matches(r *http.Request) bool {
 	if m.path != nil && !m.path.matchesPath(r.URL.Path) {
 		return false
 	}
-	for i := range m.headers {
-		if !m.headers[i].matches(r) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(m.headers, func(h header) bool { return !h.matches(r) })
 }
 
 func (h *header) matches(r *http.Request) bool {
