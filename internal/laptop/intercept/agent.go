@@ -24,13 +24,9 @@ func sidecarOf(p *corev1.Pod, hash string) string {
 }
 
 // otherAgents returns the names of the agents' containers of the pod, except one.
-func otherAgents(p *corev1.Pod, except string) (names []string) {
-	for _, c := range p.Spec.Containers {
-		names = append(names, c.Name)
-	}
-	for _, c := range p.Spec.EphemeralContainers {
-		names = append(names, c.Name)
-	}
+func otherAgents(p *corev1.Pod, except string) []string {
+	names := slices.Concat(api.Texts(p.Spec.Containers, func(c corev1.Container) string { return c.Name }),
+		api.Texts(p.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) string { return c.Name }))
 	return slices.DeleteFunc(names, func(name string) bool { return !api.IsAgent(name) || name == except })
 }
 

@@ -337,10 +337,7 @@ func (w writer) removeAgents(ctx context.Context, owner string) (removed bool, e
 		}
 	}
 	if last {
-		var names []string
-		for _, s := range w.workload.Services {
-			names = append(names, s.Name)
-		}
+		names := api.Texts(w.workload.Services, func(s corev1.Service) string { return s.Name })
 		if err := w.services(ctx, names, undoService); err != nil {
 			return false, err
 		}

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -75,11 +77,7 @@ func NewServer(cfg ServerConfig) *Server {
 func (s *Server) Sessions() []*Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*Session, 0, len(s.sessions))
-	for _, session := range s.sessions {
-		all = append(all, session)
-	}
-	return all
+	return slices.Collect(maps.Values(s.sessions))
 }
 
 // Serve accepts conns until ctx ends or a listener fails. It then closes the listeners and all sessions and waits for

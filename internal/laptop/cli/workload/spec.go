@@ -91,10 +91,7 @@ func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 		}
 		s.Match.Headers = append(s.Match.Headers, h)
 	}
-	for _, method := range f.methods {
-		s.Match.Methods = append(s.Match.Methods, strings.ToUpper(method))
-	}
-	s.Match.Path = f.path
+	s.Match.Methods, s.Match.Path = api.Texts(f.methods, strings.ToUpper), f.path
 	if _, err := httpmatch.New(s.Match); err != nil {
 		return s, api.Errorf(api.ExitUsage, "%w", err).
 			WithHint("a value matches literally or, after =~, as a regular expression (RE2) for the whole text:\n" +
