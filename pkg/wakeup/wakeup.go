@@ -29,6 +29,16 @@ func Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// IsClosed reports whether c is closed. Nothing is ever sent to it.
+func IsClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // Signal wakes one goroutine that receives from it. Create it with NewSignal.
 type Signal chan struct{}
 

@@ -286,9 +286,7 @@ func (h *hosts) fail(err error) bool {
 	defer h.mu.Unlock()
 	found := false
 	for a, k := range h.known {
-		select {
-		case <-k.settled:
-		default:
+		if !wakeup.IsClosed(k.settled) {
 			k.failed, k.withheld, found = true, true, true
 			h.decide(a, k, api.OneLine(err.Error()))
 		}
@@ -302,9 +300,7 @@ func (h *hosts) decide(a netip.Addr, k *host, why string) {
 		h.log.Warn("an address behind the cluster is not routed", "name", k.name, "address", a, "why", why)
 	}
 	k.refused = why
-	select {
-	case <-k.settled:
-	default:
+	if !wakeup.IsClosed(k.settled) {
 		close(k.settled)
 	}
 }

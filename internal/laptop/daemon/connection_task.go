@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // connectionTask runs one Connection.
@@ -35,7 +36,7 @@ func (t *connectionTask) run(ctx context.Context) error {
 	}
 	err := run(ctx)
 	switch {
-	case isClosed(t.network.host.helper.Done()):
+	case wakeup.IsClosed(t.network.host.helper.Done()):
 		err = errHelperEnded() // the cause of the error of Run
 	case err == nil && ctx.Err() == nil:
 		err = api.Errorf(api.ExitLost, "the connection ended").

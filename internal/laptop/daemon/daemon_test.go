@@ -22,6 +22,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/process/version"
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wakeup"
 )
 
 func TestDisconnectEndsTheConnectionAndTheHelper(t *testing.T) {
@@ -83,7 +84,7 @@ func TestConnectAsAnotherUserIsRejected(t *testing.T) {
 		!strings.Contains(got.Hint, "`kubevpn disconnect id-a/ann`") {
 		t.Errorf("error = %+v", got)
 	}
-	if isClosed(first.ended) || len(r.made) != 0 || len(r.status()) != 1 {
+	if wakeup.IsClosed(first.ended) || len(r.made) != 0 || len(r.status()) != 1 {
 		t.Errorf("the first connection ended, or there is a second one: %+v", r.status())
 	}
 	r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true})
@@ -117,7 +118,7 @@ func TestSecondConnectJoinsTheConnection(t *testing.T) {
 	if c := got.last().Connection; c == nil || c.Namespace != "shop" {
 		t.Errorf("connection = %+v, want namespace shop", c)
 	}
-	if isClosed(first.ended) || len(r.made) != 0 {
+	if wakeup.IsClosed(first.ended) || len(r.made) != 0 {
 		t.Error("a second connection was made")
 	}
 }
@@ -159,7 +160,7 @@ func TestSecondConnectUpgradesTheManager(t *testing.T) {
 	if e := r.mustPost(api.PathConnect, again).err; e == nil || e.Code != api.ExitImagePull {
 		t.Errorf("error = %+v, want %d", e, api.ExitImagePull)
 	}
-	if isClosed(first.ended) || len(r.made) != 0 {
+	if wakeup.IsClosed(first.ended) || len(r.made) != 0 {
 		t.Error("the connection did not outlive it")
 	}
 }
@@ -194,7 +195,7 @@ func TestTwoClustersShareTheHelper(t *testing.T) {
 	}
 	r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"id-a"}})
 	wait(t, a.ended, "the first one's end")
-	if isClosed(b.ended) || r.helper(0).isClosed() {
+	if wakeup.IsClosed(b.ended) || r.helper(0).isClosed() {
 		t.Error("the other connection or its helper has ended too")
 	}
 	if got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true}); len(got.events) != 2 {
@@ -460,7 +461,7 @@ func TestIdleDaemonEnds(t *testing.T) {
 			t.Helper()
 			time.Sleep(2 * idleTimeout)
 			synctest.Wait()
-			if isClosed(ended) {
+			if wakeup.IsClosed(ended) {
 				t.Fatalf("the daemon ended with %s", what)
 			}
 		}
@@ -479,7 +480,7 @@ func TestIdleDaemonEnds(t *testing.T) {
 		}
 		time.Sleep(idleTimeout - time.Nanosecond)
 		synctest.Wait()
-		if isClosed(ended) {
+		if wakeup.IsClosed(ended) {
 			t.Error("the daemon ended before it had been idle long enough")
 		}
 		<-ended
@@ -578,7 +579,7 @@ func TestHoldCleansUp(t *testing.T) {
 			}()
 			c := wait(t, r.made, "the connection")
 			tt.run(t, c, func() {
-				if isClosed(c.connected) {
+				if wakeup.IsClosed(c.connected) {
 					wait(t, connected, "the news of it")
 				}
 				interrupt()
@@ -587,7 +588,7 @@ func TestHoldCleansUp(t *testing.T) {
 			if got := text(err); got != tt.want {
 				t.Errorf("Hold = %q, want %q", got, tt.want)
 			}
-			if !isClosed(c.ended) || !h.isClosed() {
+			if !wakeup.IsClosed(c.ended) || !h.isClosed() {
 				t.Error("the connection or the helper is left")
 			}
 		})

@@ -29,6 +29,7 @@ import (
 	"kubevpn/internal/laptop/connection"
 	"kubevpn/internal/laptop/helper/helpertest"
 	"kubevpn/internal/laptop/intercept"
+	"kubevpn/pkg/wakeup"
 )
 
 func TestMain(m *testing.M) {
@@ -174,7 +175,7 @@ func (c *fakeConnection) Status() api.Connection {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := api.Connection{ID: c.id, Cluster: "cluster-" + c.id, Namespace: c.namespace, Status: api.StatusConnecting}
-	if isClosed(c.connected) {
+	if wakeup.IsClosed(c.connected) {
 		s.Status, s.DNS.Mode = api.StatusConnected, api.ResolverResolved
 	}
 	return s

@@ -15,6 +15,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wakeup"
 )
 
 func TestInterceptConnectsIfNecessary(t *testing.T) {
@@ -53,7 +54,7 @@ func TestInterceptConnectsIfNecessary(t *testing.T) {
 	if got := r.intercepted(); len(got) != 0 {
 		t.Errorf("intercepts = %+v, want none", got)
 	}
-	if isClosed(c.ended) {
+	if wakeup.IsClosed(c.ended) {
 		t.Error("the connection has ended with the intercept")
 	}
 }
@@ -109,12 +110,12 @@ func TestSecondInterceptJoinsOrReplaces(t *testing.T) {
 	if len(got.events) != 3 || got.events[1].Detail != "already active with these settings" || got.last().Intercept == nil {
 		t.Errorf("the same again = %+v, want that it is there", got.events)
 	}
-	if isClosed(first.ended) {
+	if wakeup.IsClosed(first.ended) {
 		t.Fatal("the same again has ended the first")
 	}
 	req.Spec.Match.Path = "/api"
 	second := r.intercept(req)
-	if !isClosed(first.ended) {
+	if !wakeup.IsClosed(first.ended) {
 		t.Error("the second began before the first had ended")
 	}
 	if got := second.config.Spec.Match.Path; got != "/api" {
@@ -159,14 +160,14 @@ func TestFailedInterceptLeavesNothing(t *testing.T) {
 		if e := wait(t, answer, "the answer").last().Error; e == nil || e.Code != api.ExitConflict || e.Message != conflict.Message {
 			t.Errorf("error = %+v, want the conflict", e)
 		}
-		if !isClosed(good.ended) {
+		if !wakeup.IsClosed(good.ended) {
 			t.Error("the one that could be made was not undone before the answer")
 		}
 		if got := r.intercepted(); len(got) != 0 {
 			t.Errorf("intercepts = %+v, want none", got)
 		}
 	})
-	if isClosed(c.ended) {
+	if wakeup.IsClosed(c.ended) {
 		t.Error("the connection has ended")
 	}
 }
@@ -312,7 +313,7 @@ func TestAttachedInterceptStaysForOtherRequests(t *testing.T) {
 	}
 	interrupt()
 	wait(t, answer, "the request's end")
-	if isClosed(i.ended) {
+	if wakeup.IsClosed(i.ended) {
 		t.Error("it has ended although another command has it")
 	}
 	wantState(t, r.intercepted(), api.InterceptActive)
@@ -325,7 +326,7 @@ func TestInterceptsEndBeforeTheirConnection(t *testing.T) {
 			var i *fakeIntercept
 			left := make(chan bool, 1)
 			r.onRun = func(ctx context.Context, _ *fakeConnection) error {
-				context.AfterFunc(ctx, func() { left <- isClosed(i.ended) })
+				context.AfterFunc(ctx, func() { left <- wakeup.IsClosed(i.ended) })
 				return nil
 			}
 			r.connect("a")

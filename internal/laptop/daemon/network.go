@@ -16,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/protocol/dns"
+	"kubevpn/pkg/wakeup"
 )
 
 // removeTimeout limits the removal of the network of a connection.
@@ -302,7 +303,7 @@ func (n *scopedNetwork) ServeDNS(ctx context.Context, zone string, packets []net
 // link.
 func (n *scopedNetwork) close() error {
 	err := n.SetZone(nil)
-	if !isClosed(n.host.helper.Done()) {
+	if !wakeup.IsClosed(n.host.helper.Done()) {
 		ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
 		defer cancel()
 		err = errors.Join(n.RemoveLink(ctx), err)

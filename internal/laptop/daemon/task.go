@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 var (
@@ -38,18 +39,9 @@ func newTask(kind string, logger *slog.Logger, ready <-chan struct{}, events *ev
 
 func (t *task) base() *task { return t }
 
-func (t *task) wasReady() bool { return isClosed(t.ready) }
+func (t *task) wasReady() bool { return wakeup.IsClosed(t.ready) }
 
 func (t *task) isOver() bool { return t.over.Err() != nil }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
 
 // follow emits the events of the task. It returns nil when the task is ready, the cause when the task has ended, or the
 // cause of ctx.

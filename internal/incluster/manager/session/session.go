@@ -12,6 +12,7 @@ import (
 	"kubevpn/internal/incluster/dial"
 	"kubevpn/internal/incluster/manager/router"
 	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -86,12 +87,10 @@ func (s *session) identify(by dial.Caller) error {
 
 // caller returns the laptop, or the zero caller before identify.
 func (s *session) caller() dial.Caller {
-	select {
-	case <-s.identified:
-		return s.by
-	default:
+	if !wakeup.IsClosed(s.identified) {
 		return dial.Caller{}
 	}
+	return s.by
 }
 
 // answer serves one stream until it ends.

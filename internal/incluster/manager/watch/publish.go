@@ -126,14 +126,7 @@ func (p *Publisher) follow(ctx context.Context) error {
 }
 
 // IsReady reports whether the notices contain everything that the manager may know.
-func (p *Publisher) IsReady() bool {
-	select {
-	case <-p.Ready:
-		return true
-	default:
-		return false
-	}
-}
+func (p *Publisher) IsReady() bool { return wakeup.IsClosed(p.Ready) }
 
 // apply passes the changed Services to the balancer. Changes during a call wait for the next call, so bursts arrive in
 // few batches.
