@@ -87,8 +87,7 @@ func tableRows() []tableRow {
 	for _, m := range measurements {
 		rows = append(rows, tableRow{m.row, m.unit, "%.0f"})
 		if m.bulk() {
-			processor = append(processor, tableRow{processorRow(m.row), "s", "%.1f"},
-				tableRow{laptopRow(m.row), "s", "%.1f"})
+			processor = append(processor, tableRow{processorRow(m.row), "s", "%.1f"})
 		}
 	}
 	return append(rows, processor...)

@@ -86,7 +86,6 @@ func (b *bench) measureRequests(ctx context.Context, r *report) error {
 				}
 				r.add(l.row, s.path, got[0])
 				r.add(l.row, portForward, got[1])
-				r.add(ratioRow(l.row), s.path, got[0]/got[1])
 				say("round %d of %d: %s, %s: %.0f/s, port-forward: %.0f/s", round+1, b.rounds, l.row, s.path, got[0],
 					got[1])
 			}
@@ -94,8 +93,6 @@ func (b *bench) measureRequests(ctx context.Context, r *report) error {
 	}
 	return nil
 }
-
-func ratioRow(row string) string { return row + ": of `kubectl port-forward`" }
 
 // loadBy runs a load generator by one path.
 func (b *bench) loadBy(ctx context.Context, l generator, p path) (float64, error) {
@@ -202,13 +199,6 @@ func (r *report) renderRequests() string {
 		cells := []string{l.row, r.shown("%.0f", l.row, portForward)}
 		for _, p := range requestPaths {
 			cells = append(cells, r.shown("%.0f", l.row, p))
-		}
-		tableLine(&b, cells)
-	}
-	for _, l := range generators {
-		cells := []string{ratioRow(l.row), "1"}
-		for _, p := range requestPaths {
-			cells = append(cells, r.shown("%.2f", ratioRow(l.row), p))
 		}
 		tableLine(&b, cells)
 	}
