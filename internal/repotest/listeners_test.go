@@ -34,7 +34,7 @@ var listeners = map[string][]string{
 	"internal/incluster/gateway/gateway_linux.go:run":                   {"gateway: @kubevpn-gateway-lock"},
 	"internal/incluster/manager/router/gateway_linux.go:ListenGateways": {"traffic manager: @kubevpn-gateway"},
 	"internal/incluster/manager/manager.go:Run":                         managerPorts,
-	"internal/process/files/command_linux.go:wait":                      {"files: what keeps its container"},
+	"internal/process/files/command_linux.go:wait":                      {"files: @kubevpn-files-N"},
 	"internal/process/metrics/serve.go:Serve":                           {"daemon: metrics"},
 	"internal/laptop/page/page.go:Listen":                               {"daemon: page", "daemon: page"},
 	"internal/laptop/hostservice/kubevpn-helper.plist":                  {"helper service: its socket"},
