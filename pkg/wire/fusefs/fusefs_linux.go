@@ -6,8 +6,9 @@
 package fusefs
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -26,8 +27,7 @@ import (
 func Serve(ctx context.Context, device *os.File, c *remotefs.Client) error {
 	defer device.Close()
 	fresh := remotefs.Fresh
-	root := newNode(c)
-	server, err := fuse.NewServer(fs.NewNodeFS(root, &fs.Options{
+	server, err := fuse.NewServer(fs.NewNodeFS(newNode(c), &fs.Options{
 		EntryTimeout: &fresh, AttrTimeout: &fresh, NegativeTimeout: &fresh, NullPermissions: true,
 	}), fmt.Sprintf("/dev/fd/%d", device.Fd()), &fuse.MountOptions{MaxWrite: remotefs.MaxData,
 		MaxReadAhead: remotefs.MaxData, EnableLocks: true, DisableXAttrs: true, Name: "kubevpn", FsName: "kubevpn"})
@@ -48,51 +48,39 @@ type node struct {
 
 func newNode(files *remotefs.Client) *node {
 	n := &node{files: files}
-	n.inode.Path = func() string {
-		if _, parent := n.Parent(); parent == nil && !n.IsRoot() {
-			return "" // it was removed, and is still open
-		}
-		return n.at("")
-	}
+	n.inode.Path = func() string { return n.at("") }
 	return n
 }
 
-var (
-	_ fs.NodeLookuper   = (*node)(nil)
-	_ fs.NodeGetattrer  = (*node)(nil)
-	_ fs.NodeSetattrer  = (*node)(nil)
-	_ fs.NodeReaddirer  = (*node)(nil)
-	_ fs.NodeReadlinker = (*node)(nil)
-	_ fs.NodeOpener     = (*node)(nil)
-	_ fs.NodeCreater    = (*node)(nil)
-	_ fs.NodeMkdirer    = (*node)(nil)
-	_ fs.NodeUnlinker   = (*node)(nil)
-	_ fs.NodeRmdirer    = (*node)(nil)
-	_ fs.NodeRenamer    = (*node)(nil)
-	_ fs.NodeLinker     = (*node)(nil)
-	_ fs.NodeSymlinker  = (*node)(nil)
-	_ fs.NodeStatfser   = (*node)(nil)
-	_ fs.NodeFsyncer    = (*node)(nil)
-)
-
-// at returns the path of a name in the directory; "": of the node.
+// at returns the path of a name in the directory, or of the node if the name is "". It returns "" if the node has none:
+// it was removed, and is still open.
 func (n *node) at(name string) string {
-	p := path.Join(n.Path(nil), name)
-	if p == "" {
-		return "."
+	for i := n.EmbeddedInode(); !i.IsRoot(); {
+		up, parent := i.Parent()
+		if parent == nil || len(name) > syscall.PathMax { // a server may say that a directory is below itself
+			return ""
+		}
+		name, i = path.Join(up, name), parent
 	}
-	return p
+	return cmp.Or(name, ".")
 }
 
-// errno returns the error for the kernel.
-func errno(err error) syscall.Errno {
-	if err == nil {
-		return fs.OK
-	}
-	if no, ok := errors.AsType[syscall.Errno](err); ok {
-		return no
-	}
-	return syscall.EIO
+// interruptible carries out what may wait for writes on the way.
+func interruptible(ctx context.Context, do func() error) syscall.Errno {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	err, late := remotefs.Await(ctx, done)
+	return fs.ToErrno(cmp.Or(late, err))
+}
+
+// flush waits for all writes to the file, and returns an error of theirs.
+func (n *node) flush(ctx context.Context) syscall.Errno {
+	return interruptible(ctx, func() error { return n.inode.Flush(n.files) })
+}
+
+// settle waits for all writes to the file. flush returns an error of theirs.
+func (n *node) settle(ctx context.Context) syscall.Errno {
+	return interruptible(ctx, func() error { _ = n.inode.Settle(n.files); return nil })
 }
 
 // fill sets attributes for the kernel.
@@ -103,52 +91,58 @@ func fill(out *fuse.Attr, a *remotefs.Attr) {
 	out.SetTimes(&access, &modify, &change)
 }
 
-// child returns the node of a name.
-func (n *node) child(ctx context.Context, a *remotefs.Attr, out *fuse.EntryOut) *fs.Inode {
-	fill(&out.Attr, a)
-	return n.NewInode(ctx, newNode(n.files), fs.StableAttr{Mode: a.Mode & syscall.S_IFMT, Ino: a.Inode})
+// child returns the node of a name that an operation has returned the attributes of.
+func (n *node) child(ctx context.Context, a remotefs.Attr, err error, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	if err != nil {
+		return nil, fs.ToErrno(err)
+	}
+	fill(&out.Attr, &a)
+	id := fs.StableAttr{Mode: a.Mode & syscall.S_IFMT, Ino: a.Inode, Gen: uint64(a.Birth)}
+	return n.NewInode(ctx, newNode(n.files), id), fs.OK
 }
 
-// settle waits for writes to the file of a name.
-func (n *node) settle(name string) error {
-	if child := n.GetChild(name); child != nil {
-		if c, ok := child.Operations().(*node); ok {
-			return c.inode.Settle(n.files)
+// do carries out an operation without a result.
+func (n *node) do(ctx context.Context, r remotefs.Request) syscall.Errno {
+	_, err := n.files.Do(ctx, r)
+	return fs.ToErrno(err)
+}
+
+func (n *node) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	if c := n.GetChild(name); c != nil {
+		if no := c.Operations().(*node).settle(ctx); no != fs.OK {
+			return nil, no
 		}
+	}
+	a, err := n.files.Stat(ctx, n.at(name))
+	return n.child(ctx, a, err, out)
+}
+
+func (n *node) Getattr(ctx context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	if no := n.settle(ctx); no != fs.OK {
+		return no
+	}
+	a, err := n.files.DoAttr(ctx, n.inode.On(n.files, remotefs.Request{Op: remotefs.OpStat}))
+	fill(&out.Attr, &a)
+	return fs.ToErrno(err)
+}
+
+// timeOf returns what OpSet is to set.
+func timeOf(at time.Time, set bool, now uint32) *int64 {
+	switch {
+	case now != 0:
+		return new(int64(remotefs.Now))
+	case set:
+		return new(at.UnixNano())
 	}
 	return nil
 }
 
-func (n *node) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
-	if err := n.settle(name); err != nil {
-		return nil, errno(err)
-	}
-	a, err := n.files.Stat(ctx, n.at(name))
-	if err != nil {
-		return nil, errno(err)
-	}
-	return n.child(ctx, &a, out), fs.OK
-}
-
-func (n *node) Getattr(ctx context.Context, _ fs.FileHandle, out *fuse.AttrOut) (no syscall.Errno) {
-	if err := n.inode.Settle(n.files); err != nil {
-		return errno(err)
-	}
-	var a remotefs.Attr
-	r := n.inode.On(n.files, remotefs.Request{Op: remotefs.OpStat})
-	var err error
-	if r.Handle != 0 {
-		a, err = n.files.DoAttr(ctx, r)
-	} else {
-		a, err = n.files.Stat(ctx, r.Path)
-	}
-	if err == nil {
-		fill(&out.Attr, &a)
-	}
-	return errno(err)
-}
-
 func (n *node) Setattr(ctx context.Context, _ fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
+	uid, setsUser := in.GetUID()
+	gid, setsGroup := in.GetGID()
+	if setsUser && uid != uint32(os.Geteuid()) || setsGroup && gid != uint32(os.Getegid()) {
+		return syscall.EPERM // other users of this machine are not those of the other end
+	}
 	var s remotefs.Set
 	if size, ok := in.GetSize(); ok {
 		s.Size = &size
@@ -156,71 +150,49 @@ func (n *node) Setattr(ctx context.Context, _ fs.FileHandle, in *fuse.SetAttrIn,
 	if mode, ok := in.GetMode(); ok {
 		s.Mode = &mode
 	}
-	uid, setsUser := in.GetUID()
-	gid, setsGroup := in.GetGID()
-	if setsUser && uid != uint32(os.Geteuid()) || setsGroup && gid != uint32(os.Getegid()) {
-		return syscall.EPERM // other users of this machine are not those of the other end
-	}
-	if at, ok := in.GetATime(); ok {
-		s.Access = new(at.UnixNano())
-	}
-	if at, ok := in.GetMTime(); ok {
-		s.Modify = new(at.UnixNano())
-	}
-	if err := n.inode.Flush(n.files); err != nil {
-		return errno(err)
+	access, setsAccess := in.GetATime()
+	modify, setsModify := in.GetMTime()
+	s.Access = timeOf(access, setsAccess, in.Valid&fuse.FATTR_ATIME_NOW)
+	s.Modify = timeOf(modify, setsModify, in.Valid&fuse.FATTR_MTIME_NOW)
+	if no := n.flush(ctx); no != fs.OK {
+		return no
 	}
 	a, err := n.files.DoAttr(ctx, n.inode.On(n.files, remotefs.Request{Op: remotefs.OpSet, Set: &s}))
-	if err == nil {
-		n.inode.Resized(&s)
-		fill(&out.Attr, &a)
-	}
-	return errno(err)
+	n.inode.Resized(&s)
+	fill(&out.Attr, &a)
+	return fs.ToErrno(err)
 }
 
 func (n *node) Readdir(ctx context.Context) (fs.DirStream, syscall.Errno) {
 	entries, err := n.files.List(ctx, n.at(""))
-	if err != nil {
-		return nil, errno(err)
-	}
 	all := make([]fuse.DirEntry, len(entries))
 	for i, e := range entries {
 		all[i] = fuse.DirEntry{Name: e.Name, Mode: e.Attr.Mode & syscall.S_IFMT, Ino: e.Attr.Inode}
 	}
-	return fs.NewListDirStream(all), fs.OK
+	return fs.NewListDirStream(all), fs.ToErrno(err)
 }
 
 func (n *node) Readlink(ctx context.Context) ([]byte, syscall.Errno) {
 	a, err := n.files.Do(ctx, remotefs.Request{Op: remotefs.OpReadlink, Path: n.at("")})
-	return a.Data, errno(err)
+	if len(a.Data) >= syscall.PathMax {
+		return nil, syscall.EIO
+	}
+	return a.Data, fs.ToErrno(err)
 }
 
 // flagsOf translates flags of open(2).
-func flagsOf(flags uint32) (of int) {
-	switch flags & syscall.O_ACCMODE {
-	case syscall.O_RDONLY:
-		of = remotefs.FlagRead
-	case syscall.O_WRONLY:
-		of = remotefs.FlagWrite
-	default:
-		of = remotefs.FlagRead | remotefs.FlagWrite
-	}
-	for is, flag := range map[uint32]int{syscall.O_APPEND: remotefs.FlagAppend, syscall.O_TRUNC: remotefs.FlagTruncate,
-		syscall.O_EXCL: remotefs.FlagExclusive} {
-		if flags&is != 0 {
-			of |= flag
-		}
-	}
-	return of
+func flagsOf(flags uint32) int {
+	same := uint32(remotefs.FlagAppend | remotefs.FlagTruncate | remotefs.FlagExclusive)
+	return int(flags&same | (flags+1)&syscall.O_ACCMODE) // O_RDONLY is 0, O_WRONLY 1, O_RDWR 2
 }
 
 func (n *node) Open(ctx context.Context, flags uint32) (fs.FileHandle, uint32, syscall.Errno) {
-	if err := n.inode.Flush(n.files); err != nil {
-		return nil, 0, errno(err)
+	if no := n.flush(ctx); no != fs.OK {
+		return nil, 0, no
 	}
 	f, _, err := n.files.Open(ctx, n.at(""), flagsOf(flags), 0)
 	if err != nil {
-		return nil, 0, errno(err)
+		return nil, 0, fs.ToErrno(err)
 	}
 	f.Use(&n.inode)
 	return &file{f, n}, 0, fs.OK // without FOPEN_KEEP_CACHE: close-to-open
@@ -229,49 +201,40 @@ func (n *node) Open(ctx context.Context, flags uint32) (fs.FileHandle, uint32, s
 func (n *node) Create(ctx context.Context, name string, flags, mode uint32,
 	out *fuse.EntryOut) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
 	f, a, err := n.files.Open(ctx, n.at(name), flagsOf(flags)|remotefs.FlagCreate, mode)
-	if err != nil {
-		return nil, nil, 0, errno(err)
+	inode, no := n.child(ctx, a, err, out)
+	if no != fs.OK {
+		return nil, nil, 0, no
 	}
-	inode := n.child(ctx, &a, out)
-	made, ok := inode.Operations().(*node) // the one that the kernel knew already, perhaps
-	if !ok {
-		return nil, nil, 0, syscall.EIO
-	}
+	made := inode.Operations().(*node)
 	f.Use(&made.inode)
 	return inode, &file{f, made}, 0, fs.OK
 }
 
-// made finishes an operation that makes a name.
-func (n *node) made(ctx context.Context, r remotefs.Request, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+// make carries out an operation that makes a name.
+func (n *node) make(ctx context.Context, r remotefs.Request, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
 	a, err := n.files.DoAttr(ctx, r)
-	if err != nil {
-		return nil, errno(err)
-	}
-	return n.child(ctx, &a, out), fs.OK
+	return n.child(ctx, a, err, out)
 }
 
 func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
-	return n.made(ctx, remotefs.Request{Op: remotefs.OpMkdir, Path: n.at(name), Mode: mode}, out)
+	return n.make(ctx, remotefs.Request{Op: remotefs.OpMkdir, Path: n.at(name), Mode: mode}, out)
 }
 
 func (n *node) Symlink(ctx context.Context, target, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
-	return n.made(ctx, remotefs.Request{Op: remotefs.OpSymlink, Path: n.at(name), To: target}, out)
+	return n.make(ctx, remotefs.Request{Op: remotefs.OpSymlink, Path: n.at(name), To: target}, out)
 }
 
 func (n *node) Link(ctx context.Context, target fs.InodeEmbedder, name string,
 	out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
-	of := target.EmbeddedInode().Path(nil)
-	return n.made(ctx, remotefs.Request{Op: remotefs.OpLink, Path: of, To: n.at(name)}, out)
+	return n.make(ctx, remotefs.Request{Op: remotefs.OpLink, Path: target.(*node).at(""), To: n.at(name)}, out)
 }
 
 func (n *node) Unlink(ctx context.Context, name string) syscall.Errno {
-	_, err := n.files.Do(ctx, remotefs.Request{Op: remotefs.OpRemove, Path: n.at(name)})
-	return errno(err)
+	return n.do(ctx, remotefs.Request{Op: remotefs.OpRemove, Path: n.at(name)})
 }
 
 func (n *node) Rmdir(ctx context.Context, name string) syscall.Errno {
-	_, err := n.files.Do(ctx, remotefs.Request{Op: remotefs.OpRemove, Path: n.at(name), Flags: remotefs.FlagDir})
-	return errno(err)
+	return n.do(ctx, remotefs.Request{Op: remotefs.OpRemove, Path: n.at(name), Flags: remotefs.FlagDir})
 }
 
 func (n *node) Rename(ctx context.Context, name string, parent fs.InodeEmbedder, to string,
@@ -279,32 +242,23 @@ func (n *node) Rename(ctx context.Context, name string, parent fs.InodeEmbedder,
 	if flags != 0 {
 		return syscall.EINVAL // RENAME_EXCHANGE and RENAME_NOREPLACE
 	}
-	if err := n.settle(name); err != nil {
-		return errno(err)
-	}
-	dir := parent.EmbeddedInode().Path(nil)
-	_, err := n.files.Do(ctx, remotefs.Request{Op: remotefs.OpRename, Path: n.at(name), To: path.Join(dir, to)})
-	return errno(err)
+	return n.do(ctx, remotefs.Request{Op: remotefs.OpRename, Path: n.at(name), To: parent.(*node).at(to)})
 }
 
 func (n *node) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
-	a, err := n.files.Do(ctx, remotefs.Request{Op: remotefs.OpStatfs})
-	if err == nil && a.Statfs == nil {
-		err = syscall.EIO
+	a, err := n.files.Do(ctx, remotefs.Request{Op: remotefs.OpStatfs, Path: "."})
+	if s := a.Statfs; s != nil {
+		out.Bsize, out.Frsize, out.NameLen = s.BlockSize, s.BlockSize, 255
+		out.Blocks, out.Bfree, out.Bavail, out.Files, out.Ffree = s.Blocks, s.Free, s.Available, s.Files, s.FilesFree
 	}
-	if err != nil {
-		return errno(err)
-	}
-	s := a.Statfs
-	out.Bsize, out.Frsize, out.NameLen = s.BlockSize, s.BlockSize, 255
-	out.Blocks, out.Bfree, out.Bavail, out.Files, out.Ffree = s.Blocks, s.Free, s.Available, s.Files, s.FilesFree
-	return fs.OK
+	return fs.ToErrno(err)
 }
 
-// Fsync is that of a directory.
-func (n *node) Fsync(ctx context.Context, _ fs.FileHandle, _ uint32) syscall.Errno {
-	_, err := n.files.Do(ctx, remotefs.Request{Op: remotefs.OpFsync, Path: n.at("")})
-	return errno(err)
+func (n *node) Fsync(ctx context.Context, open fs.FileHandle, _ uint32) syscall.Errno {
+	if f, ok := open.(*file); ok { // not a directory
+		return interruptible(ctx, func() error { return f.File.Fsync(ctx) })
+	}
+	return n.do(ctx, remotefs.Request{Op: remotefs.OpFsync, Path: n.at("")})
 }
 
 // file is an open file.
@@ -313,34 +267,19 @@ type file struct {
 	n *node
 }
 
-var (
-	_ fs.FileReader   = (*file)(nil)
-	_ fs.FileWriter   = (*file)(nil)
-	_ fs.FileFlusher  = (*file)(nil)
-	_ fs.FileFsyncer  = (*file)(nil)
-	_ fs.FileReleaser = (*file)(nil)
-	_ fs.FileGetlker  = (*file)(nil)
-	_ fs.FileSetlker  = (*file)(nil)
-	_ fs.FileSetlkwer = (*file)(nil)
-)
-
 func (f *file) Read(ctx context.Context, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
 	data, err := f.File.Read(ctx, off, len(dest))
-	return fuse.ReadResultData(data), errno(err)
+	return fuse.ReadResultData(data), fs.ToErrno(err)
 }
 
-func (f *file) Write(_ context.Context, data []byte, off int64) (uint32, syscall.Errno) {
-	if err := f.File.Write(data, off); err != nil {
-		return 0, errno(err)
-	}
-	return uint32(len(data)), fs.OK
+func (f *file) Write(ctx context.Context, data []byte, off int64) (uint32, syscall.Errno) {
+	kept := bytes.Clone(data)
+	return uint32(len(data)), interruptible(ctx, func() error { return f.File.Write(kept, off) })
 }
 
-func (f *file) Flush(context.Context) syscall.Errno { return errno(f.n.inode.Flush(f.n.files)) }
+func (f *file) Flush(ctx context.Context) syscall.Errno { return f.n.flush(ctx) }
 
-func (f *file) Fsync(ctx context.Context, _ uint32) syscall.Errno { return errno(f.File.Fsync(ctx)) }
-
-func (f *file) Release(context.Context) syscall.Errno { return errno(f.Close()) }
+func (f *file) Release(context.Context) syscall.Errno { return fs.ToErrno(f.Close()) }
 
 // lock converts a lock and carries it out. A lock of a range belongs to the open file, as with F_OFD_SETLK: the kernel
 // names its owner only here, and not when a process closes a file.
@@ -351,7 +290,7 @@ func (f *file) lock(ctx context.Context, lk *fuse.FileLock, flags uint32, how re
 		how.Len = int64(lk.End-lk.Start) + 1
 	}
 	found, err := f.Lock(ctx, how, patient)
-	return found, errno(err)
+	return found, fs.ToErrno(err)
 }
 
 func (f *file) Getlk(ctx context.Context, _ uint64, lk *fuse.FileLock, flags uint32, out *fuse.FileLock) syscall.Errno {

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 )
 
@@ -21,32 +22,30 @@ const (
 	Fresh = time.Second
 	// MaxWait is how long a request waits for a Server.
 	MaxWait = 10 * time.Second
-	// maxAsked is how many entries a Client asks for at once: an answer of about 200 KiB.
+	// maxAsked is how many entries a Client asks for at once: an answer of about 150 KiB.
 	maxAsked = 2048
+	// grace is how long a request goes on after its context has ended. Some programs have timers, and do not expect
+	// that a file operation returns EINTR.
+	grace = time.Second
 )
 
 // Client asks a Server. Its methods are safe for concurrent use. Their errors are syscall.Errno, with the numbers of
-// Linux: EIO if there is no Server for a while (MaxWait), and for a file that was opened at an earlier one.
+// Linux: EIO if there is no Server for a while (MaxWait), and for a file that was opened at an earlier one; EINTR if
+// their context has ended.
 type Client struct {
 	mu      sync.Mutex
 	server  *session          // nil: there is none
-	served  chan struct{}     // closed while there is one
+	served  chan struct{}     // closed when there is the next one
 	dirs    map[string]*known // by path
 	changes uint64            // how often this Client has changed something
-
-	looking singleflight.Group // requests for directories
+	looking singleflight.Group
 }
 
 // known is a directory that the Server has listed. Client.mu guards it.
 type known struct {
-	at      time.Time
-	entries map[string]entry
-}
-
-// entry is a name in a directory. Of a stale one only the type is known.
-type entry struct {
-	Attr
-	stale bool
+	at time.Time
+	// Links is 0 in attributes that have changed since. Mode is 0 if there may be another file, or none.
+	entries map[string]Attr
 }
 
 // NewClient returns a Client without a Server.
@@ -54,26 +53,27 @@ func NewClient() *Client {
 	return &Client{dirs: make(map[string]*known), served: make(chan struct{})}
 }
 
-// Serve lets the Client ask the Server at the other end of conn, until the stream or ctx ends. It owns conn.
+// Serve lets the Client ask the Server at the other end of conn, until the stream or ctx ends. It owns conn. The Server
+// of a later call takes the place of an earlier one.
 func (c *Client) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
-	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	s := &session{conn: conn, w: newWire(conn, maxAnswer), waiting: make(map[uint64]chan<- Answer)}
-	use := func(now *session) {
+	s := &session{stream: newStream(conn), calls: make(map[uint64]*call), room: semaphore.NewWeighted(window * chunk)}
+	use := func(before, now *session) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.server = now
 		if now != nil {
 			close(c.served)
-		} else {
 			c.served = make(chan struct{})
+		}
+		if now != nil || c.server == before {
+			c.server = now
 		}
 		c.changes++
 		clear(c.dirs)
 	}
-	use(s)
-	err := s.listen()
-	use(nil)
+	use(nil, s)
+	err := s.run()
+	use(s, nil)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -82,92 +82,119 @@ func (c *Client) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
 
 // session is one stream to a Server.
 type session struct {
-	conn io.Closer
-	w    *wire
+	*stream
+	room *semaphore.Weighted // bytes of writes on the way
 
-	mu      sync.Mutex
-	last    uint64
-	waiting map[uint64]chan<- Answer // nil: the stream has ended
+	mu    sync.Mutex
+	last  uint64
+	calls map[uint64]*call // by ID; nil: the stream has ended
+	work  sync.WaitGroup
 }
 
-// listen receives answers until the stream ends.
-func (s *session) listen() error {
-	for {
-		var a Answer
-		if err := s.w.receive(&a); err != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			for _, w := range s.waiting {
-				close(w)
-			}
-			s.waiting = nil
-			return err
-		}
-		s.mu.Lock()
-		w := s.waiting[a.ID]
-		delete(s.waiting, a.ID)
-		s.mu.Unlock()
-		if w != nil {
-			w <- a // it has room for one
-		}
+// call is a request on the way, for any number of waiters.
+type call struct {
+	done     chan struct{} // closed when the answer is there
+	answer   Answer
+	from, to int64 // the range of a write
+}
+
+// Await returns the next value of a channel, or EINTR a while after ctx has ended.
+func Await[T any](ctx context.Context, values <-chan T) (v T, err error) {
+	select {
+	case v = <-values:
+		return v, nil
+	case <-ctx.Done():
 	}
+	select {
+	case v = <-values:
+	case <-time.After(grace):
+		err = syscall.EINTR
+	}
+	return v, err
 }
 
-// start sends a request. The channel receives the answer, or is closed when the stream has ended.
-func (s *session) start(r Request) <-chan Answer {
-	answer := make(chan Answer, 1)
-	s.mu.Lock()
-	if s.waiting == nil {
+// wait returns the answer, or its error.
+func (w *call) wait(ctx context.Context) (Answer, error) {
+	if _, err := Await(ctx, w.done); err != nil {
+		return Answer{}, err
+	}
+	if w.answer.Errno != 0 {
+		return Answer{}, syscall.Errno(w.answer.Errno)
+	}
+	return w.answer, nil
+}
+
+// run receives answers until the stream ends. It closes the stream.
+func (s *session) run() error {
+	var err error
+	for err == nil {
+		var a Answer
+		err = s.receive(maxAnswer, &a)
+		s.mu.Lock()
+		if w := s.calls[a.ID]; err == nil && w != nil && len(a.Data) <= MaxData {
+			delete(s.calls, a.ID)
+			s.end(w, a)
+		} else {
+			err = cmp.Or(err, errFrame)
+		}
 		s.mu.Unlock()
-		close(answer)
-		return answer
+	}
+	s.Close()
+	s.mu.Lock()
+	for _, w := range s.calls {
+		s.end(w, gone)
+	}
+	s.calls = nil
+	s.mu.Unlock()
+	s.work.Wait()
+	return err
+}
+
+// gone is the answer of a Server that is not there.
+var gone = Answer{Errno: uint32(syscall.EIO)}
+
+// end gives an answer to those who wait for it.
+func (s *session) end(w *call, a Answer) {
+	w.answer = a
+	s.room.Release(w.to - w.from)
+	close(w.done)
+}
+
+// start sends a request, and does not keep its data. It waits while too much is on the way.
+func (s *session) start(r Request) *call {
+	size := int64(len(r.Data))
+	w := &call{done: make(chan struct{}), from: r.Offset, to: r.Offset + size}
+	_ = s.room.Acquire(context.Background(), size) // this context does not end
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls == nil {
+		s.end(w, gone)
+		return w
 	}
 	s.last++
-	r.ID = s.last
-	s.waiting[r.ID] = answer
-	s.mu.Unlock()
-	if s.w.send(&r) != nil {
-		s.conn.Close() // listen ends, and closes the channel
-	}
-	return answer
-}
-
-// wait returns an answer, or its error.
-func wait(ctx context.Context, answer <-chan Answer) (Answer, error) {
-	select {
-	case a, ok := <-answer:
-		switch {
-		case !ok:
-			return a, syscall.EIO
-		case a.Errno != 0:
-			return a, syscall.Errno(a.Errno)
-		}
-		return a, nil
-	case <-ctx.Done():
-		return Answer{}, syscall.EINTR
-	}
+	s.calls[s.last], r.ID, r.Data = w, s.last, slices.Clone(r.Data)
+	s.work.Go(func() { s.send(&r) }) // nobody waits for a slow stream uninterruptibly
+	return w
 }
 
 // ask sends a request and waits for its answer. It returns the session, too.
 func (c *Client) ask(ctx context.Context, r Request) (*session, Answer, error) {
-	c.mu.Lock()
-	served := c.served
-	c.mu.Unlock()
-	select {
-	case <-served:
-	case <-ctx.Done():
-		return nil, Answer{}, syscall.EINTR
-	case <-time.After(MaxWait):
-		return nil, Answer{}, syscall.EIO
+	for late := time.After(MaxWait); ; {
+		c.mu.Lock()
+		s, served := c.server, c.served
+		c.mu.Unlock()
+		if s != nil {
+			a, err := s.start(r).wait(ctx)
+			return s, a, err
+		}
+		select {
+		case <-served:
+		case <-ctx.Done():
+			return nil, Answer{}, syscall.EINTR
+		case <-late:
+			return nil, Answer{}, syscall.EIO
+		}
 	}
-	c.mu.Lock()
-	s := c.server
-	c.mu.Unlock()
-	if s == nil {
-		return nil, Answer{}, syscall.EIO // it has just gone
-	}
-	a, err := wait(ctx, s.start(r))
-	return s, a, err
 }
 
 // Do carries out a request that opens no file.
@@ -179,20 +206,19 @@ func (c *Client) Do(ctx context.Context, r Request) (Answer, error) {
 	return a, err
 }
 
-// DoAttr is Do for a request whose answer has attributes.
+// DoAttr is Do for a request whose answer has attributes. It uses Stat for those of a path.
 func (c *Client) DoAttr(ctx context.Context, r Request) (Attr, error) {
-	a, err := c.Do(ctx, r)
-	return attrIn(a, err)
+	if r.Op == OpStat && r.Handle == 0 {
+		return c.Stat(ctx, r.Path)
+	}
+	return attrIn(c.Do(ctx, r))
 }
 
 func attrIn(a Answer, err error) (Attr, error) {
-	switch {
-	case err != nil:
-		return Attr{}, err
-	case a.Attr == nil:
-		return Attr{}, syscall.EIO
+	if a.Attr == nil {
+		return Attr{}, cmp.Or(err, error(syscall.EIO))
 	}
-	return *a.Attr, nil
+	return *a.Attr, err
 }
 
 // changed notes what a request has done.
@@ -200,143 +226,97 @@ func (c *Client) changed(r *Request, a *Attr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.changes++
-	at := r.Path
-	switch before, _ := c.entry(at); r.Op {
-	case OpRemove:
-		c.stale(at) // its other names
-		c.forget(at)
-	case OpRename:
-		c.stale(r.To)
-		c.forget(at)
-		c.forget(r.To)
-		c.set(r.To, entry{before.Attr, true})
-		if before.Links == 0 { // it was not known
-			delete(c.dirs, path.Dir(r.To))
+	for n, p := range []string{path.Dir(r.Path), path.Dir(r.To), r.Path, r.To} { // To: where a link leads perhaps
+		switch e, ok := c.entry(p); {
+		case ok && e.Links > 1 && !e.dir():
+			clear(c.dirs) // the file has other names
+		case n > 1 && (r.Op == OpRemove || r.Op == OpRename):
+			c.set(p, Attr{})
+			maps.DeleteFunc(c.dirs, func(d string, _ *known) bool { return d == p || strings.HasPrefix(d, p+"/") })
+		case ok:
+			e.Links = 0
+			c.set(p, e)
 		}
-	case OpLink, OpSet, OpOpen:
-		c.stale(at)
-		at = cmp.Or(r.To, at)
 	}
-	if a != nil && at != "" {
-		c.set(at, entry{*a, false})
+	made := r.Path
+	if r.Op == OpLink {
+		made = r.To
 	}
-	if r.Op != OpSet {
-		c.stale(path.Dir(r.Path))
-	}
-	if r.To != "" && r.Op != OpSymlink {
-		c.stale(path.Dir(r.To))
+	if a != nil {
+		c.set(made, *a)
 	}
 }
 
 // Changed says that the content of a file has changed.
-func (c *Client) Changed(p string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.changes++
-	c.stale(p)
+func (c *Client) Changed(p string) { c.changed(&Request{Op: OpWrite, Path: p}, nil) }
+
+func (a Attr) dir() bool { return a.Mode&syscall.S_IFMT == syscall.S_IFDIR }
+
+// entry returns what is known of a path. The caller holds mu.
+func (c *Client) entry(p string) (a Attr, ok bool) {
+	if d := c.dirs[path.Dir(p)]; d != nil {
+		a, ok = d.entries[path.Base(p)]
+	}
+	return a, ok
 }
 
-// The methods below expect that the caller holds mu.
-
-func (e entry) dir() bool { return e.Mode&syscall.S_IFMT == syscall.S_IFDIR }
-
-func (c *Client) entry(p string) (e entry, ok bool) {
-	if d := c.dirs[path.Dir(p)]; d != nil && p != "" {
-		e, ok = d.entries[path.Base(p)]
-	}
-	return e, ok
-}
-
-func (c *Client) set(p string, e entry) {
-	if d := c.dirs[path.Dir(p)]; d != nil && p != "." {
-		d.entries[path.Base(p)] = e
-	}
-}
-
-// stale says that attributes have changed: of each name that a file has.
-func (c *Client) stale(p string) {
-	e, ok := c.entry(p)
-	switch {
-	case ok && e.Links > 1 && !e.dir():
-		clear(c.dirs)
-	case ok:
-		e.stale = true
-		c.set(p, e)
-	}
-}
-
-// forget forgets that there is a path, and what is below.
-func (c *Client) forget(p string) {
-	e, ok := c.entry(p)
-	if !ok {
-		return
-	}
-	delete(c.dirs[path.Dir(p)].entries, path.Base(p))
-	if e.dir() {
-		maps.DeleteFunc(c.dirs, func(d string, _ *known) bool { return d == p || strings.HasPrefix(d, p+"/") })
+// set notes attributes. The caller holds mu.
+func (c *Client) set(p string, a Attr) {
+	if d := c.dirs[path.Dir(p)]; d != nil && p != "." && p != "" {
+		d.entries[path.Base(p)] = a
 	}
 }
 
 // Stat returns the attributes of a path, or ENOENT. It lists the directory if it does not know it: programs seldom ask
 // for one file.
-func (c *Client) Stat(ctx context.Context, p string) (Attr, error) {
+func (c *Client) Stat(ctx context.Context, p string) (a Attr, err error) {
 	if p != "." {
-		var e entry
 		var there bool
-		err := c.look(ctx, path.Dir(p), func(d *known) { e, there = d.entries[path.Base(p)] })
+		err := c.look(ctx, path.Dir(p), func(d *known) bool {
+			a, there = d.entries[path.Base(p)]
+			return true
+		})
 		switch {
-		case err == nil && !there:
-			return Attr{}, syscall.ENOENT
-		case err == nil && !e.stale:
-			return e.Attr, nil
+		case err == syscall.EACCES || err == syscall.EFBIG: // it cannot be listed
+		case err != nil || a.Links > 0:
+			return a, err
+		case !there:
+			return a, syscall.ENOENT
 		}
 	}
-	c.mu.Lock()
-	before := c.changes
-	c.mu.Unlock()
-	a, err := c.DoAttr(ctx, Request{Op: OpStat, Path: p})
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err == nil && c.changes == before {
-		c.set(p, entry{a, false})
-	}
-	return a, err
+	return attrIn(c.Do(ctx, Request{Op: OpStat, Path: p}))
 }
 
-// List returns the entries of a directory, sorted by name. Attributes may be older than those of Stat.
+// List returns the entries of a directory, sorted by name. Attributes may be older than those of Stat, and their Links
+// are 0 then.
 func (c *Client) List(ctx context.Context, p string) (entries []Entry, err error) {
-	err = c.look(ctx, p, func(d *known) {
+	err = c.look(ctx, p, func(d *known) bool {
+		entries = nil
 		for _, name := range slices.Sorted(maps.Keys(d.entries)) {
-			entries = append(entries, Entry{name, d.entries[name].Attr})
+			entries = append(entries, Entry{Name: name, Attr: d.entries[name]})
 		}
+		return !slices.ContainsFunc(entries, func(e Entry) bool { return e.Attr.Mode == 0 })
 	})
 	return entries, err
 }
 
-// look calls see with a directory, with mu held. It asks the Server if what the Client knows is not fresh.
-func (c *Client) look(ctx context.Context, p string, see func(*known)) error {
+// look calls see with a directory, with mu held. It asks the Server if what the Client knows is not fresh, or see
+// returns false.
+func (c *Client) look(ctx context.Context, p string, see func(*known) bool) error {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	before := c.changes
-	if d := c.dirs[p]; d != nil && time.Since(d.at) < Fresh {
-		defer c.mu.Unlock()
-		see(d)
+	if d := c.dirs[p]; d != nil && time.Since(d.at) < Fresh && see(d) {
 		return nil
 	}
 	c.mu.Unlock()
 	// Nobody joins a request that began before a change: it may not show that.
-	answer := c.looking.DoChan(fmt.Sprint(before, p), func() (any, error) { return c.askDir(p, before) })
-	select {
-	case a := <-answer:
-		if a.Err != nil {
-			return a.Err
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
+	a, err := Await(ctx, c.looking.DoChan(fmt.Sprint(before, p), func() (any, error) { return c.askDir(p, before) }))
+	c.mu.Lock()
+	if err = cmp.Or(err, a.Err); err == nil {
 		see(a.Val.(*known))
-		return nil
-	case <-ctx.Done():
-		return syscall.EINTR
 	}
+	return err
 }
 
 // askDir asks for a directory, and remembers what it gets unless the Client has changed something meanwhile.
@@ -345,26 +325,24 @@ func (c *Client) askDir(p string, before uint64) (*known, error) {
 	if err != nil {
 		return nil, err
 	}
+	all := make(map[string]*known, len(a.Dirs))
+	for _, d := range a.Dirs {
+		all[d.Path] = &known{at: time.Now(), entries: make(map[string]Attr, len(d.Entries))}
+		for _, e := range d.Entries {
+			if !validName(e.Name) {
+				return nil, syscall.EIO
+			}
+			all[d.Path].entries[e.Name] = e.Attr
+		}
+	}
 	if len(a.Dirs) == 0 || a.Dirs[0].Path != p {
 		return nil, syscall.EIO
-	}
-	now := time.Now()
-	all := make([]*known, len(a.Dirs))
-	for n, d := range a.Dirs {
-		all[n] = &known{at: now, entries: make(map[string]entry, len(d.Entries))}
-		for _, e := range d.Entries {
-			if validName(e.Name) {
-				all[n].entries[e.Name] = entry{e.Attr, false}
-			}
-		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.changes == before {
-		maps.DeleteFunc(c.dirs, func(_ string, d *known) bool { return now.Sub(d.at) >= Fresh })
-		for n, d := range a.Dirs {
-			c.dirs[d.Path] = all[n]
-		}
+		maps.DeleteFunc(c.dirs, func(_ string, d *known) bool { return time.Since(d.at) >= Fresh })
+		maps.Copy(c.dirs, all)
 	}
-	return all[0], nil
+	return all[p], nil
 }

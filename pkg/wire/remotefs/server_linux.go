@@ -11,7 +11,6 @@ import (
 	"math/bits"
 	"os"
 	"path"
-	"runtime"
 	"sync"
 	"syscall"
 
@@ -34,51 +33,54 @@ type Server struct {
 	root     *os.Root
 	device   uint64
 	readOnly bool
+	listing  sync.Mutex // one OpList at a time, until its answer is sent: these are long
 
 	mu   sync.Mutex
 	last uint64
-	open map[uint64]*os.File
+	open map[uint64]*os.File // nil: Serve has ended
 }
 
-// NewServer returns a Server of the directory, which it owns. With readOnly, it changes nothing.
+// NewServer returns a Server of the directory, which it owns. With readOnly, it changes nothing. The umask of this
+// process applies to new files, too: 0 leaves it to the Client's programs.
 func NewServer(root *os.Root, readOnly bool) (*Server, error) {
 	info, err := root.Stat(".")
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
-	s := &Server{root: root, readOnly: readOnly, open: make(map[uint64]*os.File)}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		s.device = st.Dev
-	}
-	return s, nil
+	device := info.Sys().(*syscall.Stat_t).Dev
+	return &Server{root: root, device: device, readOnly: readOnly, open: make(map[uint64]*os.File)}, nil
 }
 
 // Serve carries out requests until the stream ends, which is no error, or ctx does. It closes the stream, and all
 // files. It is called once.
 func (s *Server) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
-	var busy sync.WaitGroup
 	defer s.close()
-	defer busy.Wait()
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	w, slots := newWire(conn, maxRequest), make(chan struct{}, maxBusy)
+	stream, slots := newStream(conn), make(chan struct{}, maxBusy)
 	for {
 		r := new(Request)
-		if err := w.receive(r); err != nil {
+		if err := stream.receive(maxRequest, r); err != nil {
 			if errors.Is(err, io.EOF) || ctx.Err() != nil {
 				return nil
 			}
 			return err
 		}
 		slots <- struct{}{}
-		busy.Go(func() {
+		go func() {
 			defer func() { <-slots }()
-			a, err := s.do(r)
-			a.ID, a.Errno = r.ID, errnoOf(err)
-			if w.send(a) != nil {
-				conn.Close() // receive reports it
+			if r.Op == OpList {
+				s.listing.Lock()
+				defer s.listing.Unlock()
 			}
-		})
+			a, err := s.do(r)
+			a.ID = r.ID
+			if errno := syscall.EIO; err != nil { // EIO: for a link that leads out of the directory, say
+				errors.As(err, &errno)
+				a.Errno = uint32(errno)
+			}
+			stream.send(a)
+		}()
 	}
 }
 
@@ -88,38 +90,17 @@ func (s *Server) close() {
 	for _, f := range s.open {
 		f.Close()
 	}
+	s.open = nil
 	s.root.Close()
-}
-
-// errnoOf returns the number of the error that the Client's program gets.
-func errnoOf(err error) uint32 {
-	var errno syscall.Errno
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &errno):
-		return uint32(errno)
-	case errors.Is(err, fs.ErrNotExist):
-		return uint32(syscall.ENOENT)
-	case errors.Is(err, fs.ErrExist):
-		return uint32(syscall.EEXIST)
-	case errors.Is(err, fs.ErrPermission):
-		return uint32(syscall.EACCES)
-	}
-	return uint32(syscall.EIO) // a link that leads out of the directory, say
 }
 
 // do carries out one request.
 func (s *Server) do(r *Request) (a Answer, err error) {
-	if err := r.check(); err != nil {
+	if err := r.check(s.readOnly); err != nil {
 		return a, err
 	}
-	if s.readOnly && r.changes() {
-		return a, syscall.EROFS
-	}
+	made := "" // by an operation whose answer has the attributes of that
 	switch r.Op {
-	case OpStat:
-		a.Attr, err = s.statOf(r)
 	case OpList:
 		a.Dirs, err = s.list(r.Path, min(r.Size, maxListed))
 	case OpReadlink:
@@ -127,161 +108,79 @@ func (s *Server) do(r *Request) (a Answer, err error) {
 		to, err = s.root.Readlink(r.Path)
 		a.Data = []byte(to)
 	case OpOpen:
-		return s.openFile(r)
-	case OpRead, OpWrite, OpClose, OpLock:
-		return s.onHandle(r)
-	case OpFsync:
-		err = s.fsync(r)
-	case OpSum:
-		a.Data, err = s.sum(r.Path)
-	case OpSet:
-		if r.Set == nil {
-			return a, syscall.EINVAL
-		}
-		if err = s.set(r); err == nil {
-			a.Attr, err = s.statOf(r)
-		}
+		a, err = s.openFor(r)
 	case OpMkdir:
-		if err = s.root.Mkdir(r.Path, fs.FileMode(r.Mode&0o777)); err == nil {
-			a.Attr, err = s.stat(r.Path)
-		}
+		made, err = r.Path, s.root.Mkdir(r.Path, fs.FileMode(r.Mode&0o777))
+	case OpLink:
+		made, err = r.To, s.root.Link(r.Path, r.To)
+	case OpSymlink:
+		made, err = r.Path, s.root.Symlink(r.To, r.Path)
 	case OpRemove:
-		err = s.remove(r.Path, r.Flags&FlagDir != 0)
+		parent := &Request{Op: OpRemove, Path: path.Dir(r.Path)}
+		err = s.with(parent, func(f *os.File) error {
+			how := (r.Flags & FlagDir) / FlagDir * unix.AT_REMOVEDIR
+			return control(f, func(fd int) error { return unix.Unlinkat(fd, path.Base(r.Path), how) })
+		})
 	case OpRename:
 		err = s.root.Rename(r.Path, r.To)
-	case OpLink:
-		if err = s.root.Link(r.Path, r.To); err == nil {
-			a.Attr, err = s.stat(r.To)
-		}
-	case OpSymlink:
-		if err = s.root.Symlink(r.To, r.Path); err == nil {
-			a.Attr, err = s.stat(r.Path)
-		}
-	case OpStatfs:
-		a.Statfs, err = s.statfs()
 	default:
-		err = syscall.ENOSYS
+		err = s.with(r, func(f *os.File) error { return s.onFile(r, f, &a) })
+	}
+	if made != "" && err == nil {
+		return s.do(&Request{Op: OpStat, Path: made})
 	}
 	return a, err
 }
 
-func (s *Server) stat(p string) (*Attr, error) {
-	info, err := s.root.Lstat(p)
-	if err != nil {
-		return nil, err
-	}
-	return s.attrOf(info)
-}
-
-// statOf returns the attributes of an open file, or of a path.
-func (s *Server) statOf(r *Request) (*Attr, error) {
-	if r.Handle == 0 {
-		return s.stat(r.Path)
-	}
-	f, err := s.file(r.Handle)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	return s.attrOf(info)
-}
-
-func (s *Server) attrOf(info fs.FileInfo) (*Attr, error) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return nil, fmt.Errorf("%s has no attributes", info.Name())
-	}
-	inode := st.Ino ^ bits.RotateLeft64(st.Dev-s.device, 40) // a file system may be mounted below
-	return &Attr{Inode: inode, Mode: st.Mode, Links: uint32(st.Nlink), UID: st.Uid, GID: st.Gid, Size: uint64(st.Size),
-		Blocks: uint64(st.Blocks), Access: st.Atim.Nano(), Modify: st.Mtim.Nano(), Change: st.Ctim.Nano()}, nil
-}
-
-// list returns a directory and, breadth first, as many of the directories below as have no more than size entries
-// together. It omits those that it cannot read.
-func (s *Server) list(p string, size int) (dirs []Dir, err error) {
-	next := []string{p}
-	for len(next) > 0 {
-		at := next[0]
-		next = next[1:]
-		d, err := s.readDir(at)
-		if err != nil && len(dirs) == 0 {
-			return nil, err
-		}
-		if err != nil {
-			continue
-		}
-		if size -= len(d.Entries); size < 0 && len(dirs) > 0 {
-			return dirs, nil
-		}
-		dirs = append(dirs, d)
-		for _, e := range d.Entries {
-			if e.Attr.Mode&syscall.S_IFMT == syscall.S_IFDIR {
-				next = append(next, path.Join(at, e.Name))
-			}
+// with calls do with the open file of a request. If there is none, because it was closed meanwhile perhaps, do gets the
+// file at the path.
+func (s *Server) with(r *Request, do func(*os.File) error) error {
+	s.mu.Lock()
+	f := s.open[r.Handle]
+	s.mu.Unlock()
+	if f != nil {
+		if err := do(f); !errors.Is(err, fs.ErrClosed) {
+			return err
 		}
 	}
-	return dirs, nil
-}
-
-func (s *Server) readDir(p string) (d Dir, err error) {
-	f, err := s.root.Open(p)
+	flags := unix.O_PATH
+	switch r.Op {
+	case OpRead, OpWrite, OpLock, OpClose:
+		return syscall.EBADF
+	case OpFsync, OpSum, OpList:
+		flags = unix.O_NONBLOCK // a pipe must not block
+	}
+	f, err := s.root.OpenFile(r.Path, flags|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return d, err
+		return err
 	}
 	defer f.Close()
-	infos, err := f.Readdir(maxEntries + 1)
-	switch {
-	case err != nil && !errors.Is(err, io.EOF):
-		return d, err
-	case len(infos) > maxEntries:
-		return d, syscall.EFBIG
-	}
-	d.Path = p
-	for _, info := range infos {
-		a, err := s.attrOf(info)
-		if err != nil {
-			return d, err
-		}
-		d.Entries = append(d.Entries, Entry{info.Name(), *a})
-	}
-	return d, nil
+	return do(f)
 }
 
-func (s *Server) openFile(r *Request) (a Answer, err error) {
-	flags := syscall.O_NOFOLLOW | syscall.O_NONBLOCK // a pipe must not block, and a link is the Client's business
-	switch {
-	case r.Flags&(FlagRead|FlagWrite) == FlagRead|FlagWrite:
-		flags |= os.O_RDWR
-	case r.Flags&FlagWrite != 0:
-		flags |= os.O_WRONLY
+// openFor carries out OpOpen.
+func (s *Server) openFor(r *Request) (a Answer, err error) {
+	access := r.Flags&(FlagRead|FlagWrite) - 1 // O_RDONLY, O_WRONLY or O_RDWR
+	if access < 0 {
+		return a, syscall.EINVAL
 	}
-	for flag, is := range map[int]int{FlagCreate: os.O_CREATE, FlagExclusive: os.O_EXCL, FlagTruncate: os.O_TRUNC,
-		FlagAppend: os.O_APPEND} {
-		if r.Flags&flag != 0 {
-			flags |= is
-		}
-	}
+	flags := access | r.Flags&(FlagCreate|FlagExclusive|FlagTruncate|FlagAppend) | unix.O_NONBLOCK
 	f, err := s.root.OpenFile(r.Path, flags, fs.FileMode(r.Mode&0o777))
 	if err != nil {
 		return a, err
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
-		err = syscall.ENXIO // as for a socket
-	}
-	if err == nil {
-		a.Attr, err = s.attrOf(info)
-	}
-	if err == nil && 0 < r.Size && info.Size() <= int64(min(r.Size, MaxData)) && info.Mode().IsRegular() {
-		a.Data, err = io.ReadAll(io.LimitReader(f, MaxData))
-	}
+	a.Attr, err = s.attr(f, "")
+	kind := a.Attr.Mode & unix.S_IFMT
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil && len(s.open) >= maxOpen {
+	switch {
+	case err != nil:
+	case kind != unix.S_IFREG && kind != unix.S_IFDIR:
+		err = syscall.ENXIO // as for a socket
+	case s.open == nil || len(s.open) >= maxOpen:
 		err = syscall.EMFILE
+	case kind == unix.S_IFREG && 0 < r.Size && a.Attr.Size <= uint64(min(r.Size, MaxData)):
+		a.Data, err = io.ReadAll(io.LimitReader(f, MaxData))
 	}
 	if err != nil {
 		f.Close()
@@ -292,166 +191,166 @@ func (s *Server) openFile(r *Request) (a Answer, err error) {
 	return a, nil
 }
 
-// file returns an open file.
-func (s *Server) file(handle uint64) (*os.File, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f := s.open[handle]; f != nil {
-		return f, nil
-	}
-	return nil, syscall.EBADF
-}
-
-// onHandle carries out an operation of an open file.
-func (s *Server) onHandle(r *Request) (a Answer, err error) {
-	f, err := s.file(r.Handle)
-	if err != nil {
-		return a, err
-	}
+// onFile carries out an operation of a file.
+func (s *Server) onFile(r *Request, f *os.File, a *Answer) (err error) {
 	switch r.Op {
+	case OpStat:
+		a.Attr, err = s.attr(f, "")
 	case OpRead:
+		var n int
 		a.Data = make([]byte, min(r.Size, MaxData))
-		n, err := f.ReadAt(a.Data, r.Offset)
-		a.Data = a.Data[:n]
-		if errors.Is(err, io.EOF) {
+		if n, err = f.ReadAt(a.Data, r.Offset); errors.Is(err, io.EOF) {
 			err = nil
 		}
-		return a, err
+		a.Data = a.Data[:n]
 	case OpWrite:
 		if r.Flags&FlagAppend != 0 {
 			_, err = f.Write(r.Data) // the file is open for that
 		} else {
 			_, err = f.WriteAt(r.Data, r.Offset)
 		}
-	case OpLock:
-		a.Lock, err = lock(f, r.Lock)
+	case OpFsync:
+		err = f.Sync()
 	case OpClose:
 		s.mu.Lock()
 		delete(s.open, r.Handle)
 		s.mu.Unlock()
 		err = f.Close()
-	}
-	return a, err
-}
-
-// fsync writes an open file, or a directory, to the disk.
-func (s *Server) fsync(r *Request) error {
-	if r.Handle != 0 {
-		f, err := s.file(r.Handle)
-		if err != nil {
-			return err
+	case OpSum:
+		if a.Attr, err = s.attr(f, ""); err == nil && a.Attr.Mode&unix.S_IFMT != unix.S_IFREG {
+			return syscall.EINVAL
 		}
-		return f.Sync()
-	}
-	f, err := s.root.Open(r.Path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-func (s *Server) sum(p string) ([]byte, error) {
-	f, err := s.root.OpenFile(p, syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	sum := sha256.New()
-	_, err = io.Copy(sum, f)
-	return sum.Sum(nil), err
-}
-
-// lock sets, removes or looks for a lock. It does not wait: the Client tries again.
-func lock(f *os.File, l *Lock) (found *Lock, err error) {
-	how, ok := map[uint8]int{unix.F_RDLCK: unix.LOCK_SH, unix.F_WRLCK: unix.LOCK_EX, unix.F_UNLCK: unix.LOCK_UN}[l.Type]
-	if !ok {
-		return nil, syscall.EINVAL
-	}
-	at := unix.Flock_t{Type: int16(l.Type), Start: l.Start, Len: l.Len}
-	do := func(fd uintptr) error {
-		switch {
-		case l.File:
-			return unix.Flock(int(fd), how|unix.LOCK_NB)
-		case l.Ask:
-			return unix.FcntlFlock(fd, unix.F_OFD_GETLK, &at)
+		sum := sha256.New()
+		_, err = io.Copy(sum, f)
+		a.Data = sum.Sum(nil)
+	case OpLock:
+		a.Lock, err = lock(f, r.Lock)
+	case OpSet:
+		if err = set(f, r.Set); err == nil {
+			a.Attr, err = s.attr(f, "")
 		}
-		return unix.FcntlFlock(fd, unix.F_OFD_SETLK, &at)
+	case OpStatfs:
+		var st unix.Statfs_t
+		err = control(f, func(fd int) error { return unix.Fstatfs(fd, &st) })
+		a.Statfs = &Statfs{BlockSize: uint32(st.Bsize), Blocks: st.Blocks, Free: st.Bfree, Available: st.Bavail,
+			Files: st.Files, FilesFree: st.Ffree}
+	default:
+		err = syscall.ENOSYS
 	}
-	if err = control(f, do); err == nil && l.Ask {
-		found = &Lock{Type: uint8(at.Type), Start: at.Start, Len: at.Len}
-	}
-	return found, err
+	return err
 }
 
-func control(f *os.File, do func(fd uintptr) error) (err error) {
+// control calls do with the file's descriptor.
+func control(f *os.File, do func(fd int) error) (err error) {
 	raw, e := f.SyscallConn()
 	if e == nil {
-		e = raw.Control(func(fd uintptr) { err = do(fd) })
+		e = raw.Control(func(fd uintptr) { err = do(int(fd)) })
 	}
 	return cmp.Or(e, err)
 }
 
-// set changes attributes, of an open file if the Request has one. It does not follow a link at the end of a path.
-func (s *Server) set(r *Request) error {
-	c, open := r.Set, r.Handle != 0
-	var f *os.File
-	var err error
-	if open {
-		f, err = s.file(r.Handle)
-	} else if f, err = s.root.OpenFile(r.Path, unix.O_PATH|syscall.O_NOFOLLOW, 0); err == nil {
-		defer f.Close()
-	}
-	if err != nil {
-		return err
-	}
-	name := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
-	if c.Size != nil {
-		if open {
-			err = f.Truncate(int64(*c.Size)) // whatever its mode is now
-		} else {
-			err = unix.Truncate(name, int64(*c.Size))
+// attr returns the attributes of a name in an open directory; "": of the file itself.
+func (s *Server) attr(f *os.File, name string) (*Attr, error) {
+	var st unix.Statx_t
+	err := control(f, func(fd int) error {
+		return unix.Statx(fd, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT,
+			unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+	})
+	nano := func(t unix.StatxTimestamp) int64 { return t.Sec*1e9 + int64(t.Nsec) }
+	device := unix.Mkdev(st.Dev_major, st.Dev_minor)
+	inode := st.Ino ^ bits.RotateLeft64(device-s.device, 40) // a file system may be mounted below
+	return &Attr{Inode: inode, Mode: uint32(st.Mode), Links: st.Nlink, UID: st.Uid, GID: st.Gid, Size: st.Size,
+		Blocks: st.Blocks, Access: nano(st.Atime), Modify: nano(st.Mtime), Change: nano(st.Ctime),
+		Birth: nano(st.Btime)}, err
+}
+
+// list returns a directory and, breadth first, as many of the directories below as have no more than size entries
+// together. It omits those that it cannot read.
+func (s *Server) list(p string, size int) (dirs []Dir, err error) {
+	for next := []string{p}; len(next) > 0; next = next[1:] {
+		d := Dir{Path: next[0]}
+		err := s.with(&Request{Op: OpList, Path: d.Path}, func(f *os.File) error { return s.readDir(f, &d) })
+		if size -= len(d.Entries); len(dirs) > 0 && size < 0 {
+			break
 		}
-	}
-	if err == nil && c.Mode != nil {
-		err = unix.Chmod(name, *c.Mode&0o7777)
-	}
-	if err == nil && (c.Access != nil || c.Modify != nil) {
-		at := func(t *int64) unix.Timespec {
-			if t == nil {
-				return unix.Timespec{Nsec: unix.UTIME_OMIT}
+		switch {
+		case err == nil:
+			dirs = append(dirs, d)
+		case len(dirs) == 0:
+			return nil, err
+		}
+		for _, e := range d.Entries {
+			if e.Attr.dir() {
+				next = append(next, path.Join(d.Path, e.Name))
 			}
-			return unix.NsecToTimespec(*t)
 		}
-		err = unix.UtimesNanoAt(unix.AT_FDCWD, name, []unix.Timespec{at(c.Access), at(c.Modify)}, 0)
 	}
-	runtime.KeepAlive(f)
-	return err
+	return dirs, nil
 }
 
-// remove removes a file or an empty directory, as unlink(2) and rmdir(2) do.
-func (s *Server) remove(p string, dir bool) error {
-	info, err := s.root.Lstat(p)
-	switch {
-	case err != nil:
+func (s *Server) readDir(f *os.File, d *Dir) error {
+	names, err := f.Readdirnames(maxEntries + 1)
+	if err != nil && err != io.EOF {
 		return err
-	case dir && !info.IsDir():
-		return syscall.ENOTDIR
-	case !dir && info.IsDir():
-		return syscall.EISDIR
 	}
-	return s.root.Remove(p)
+	if len(names) > maxEntries {
+		return syscall.EFBIG
+	}
+	for _, name := range names {
+		if a, err := s.attr(f, name); err == nil { // it may be gone
+			d.Entries = append(d.Entries, Entry{Name: name, Attr: *a})
+		}
+	}
+	return nil
 }
 
-func (s *Server) statfs() (*Statfs, error) {
-	f, err := s.root.Open(".")
-	if err != nil {
-		return nil, err
+// lock sets, removes or looks for a lock. It does not wait: the Client tries again.
+func lock(f *os.File, l *Lock) (*Lock, error) {
+	if l == nil || l.Type > unix.F_UNLCK {
+		return nil, syscall.EINVAL
 	}
-	defer f.Close()
-	var st unix.Statfs_t
-	if err := control(f, func(fd uintptr) error { return unix.Fstatfs(int(fd), &st) }); err != nil {
-		return nil, err
+	at := unix.Flock_t{Type: int16(l.Type), Start: l.Start, Len: l.Len}
+	err := control(f, func(fd int) error {
+		switch {
+		case l.File:
+			how := []int{unix.F_RDLCK: unix.LOCK_SH, unix.F_WRLCK: unix.LOCK_EX, unix.F_UNLCK: unix.LOCK_UN}[l.Type]
+			return unix.Flock(fd, how|unix.LOCK_NB)
+		case l.Ask:
+			return unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &at)
+		}
+		return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &at)
+	})
+	return &Lock{Type: uint8(at.Type), Start: at.Start, Len: at.Len}, err
+}
+
+// set changes attributes of a file, which may be a link, and opened by O_PATH.
+func set(f *os.File, c *Set) error {
+	if c == nil {
+		return syscall.EINVAL
 	}
-	return &Statfs{BlockSize: uint32(st.Bsize), Blocks: st.Blocks, Free: st.Bfree, Available: st.Bavail,
-		Files: st.Files, FilesFree: st.Ffree}, nil
+	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}
+	for n, t := range []*int64{c.Access, c.Modify} {
+		if t != nil {
+			times[n] = unix.NsecToTimespec(*t)
+		}
+		if t != nil && *t == Now {
+			times[n] = unix.Timespec{Nsec: unix.UTIME_NOW}
+		}
+	}
+	return control(f, func(fd int) (err error) {
+		name := fmt.Sprintf("/proc/self/fd/%d", fd)
+		if c.Size != nil {
+			err = unix.Ftruncate(fd, int64(*c.Size)) // whatever its mode is now
+			if err == unix.EBADF || err == unix.EINVAL {
+				err = unix.Truncate(name, int64(*c.Size)) // it is not open for writing
+			}
+		}
+		if err == nil && c.Mode != nil {
+			err = unix.Chmod(name, *c.Mode&0o7777)
+		}
+		if err == nil {
+			err = unix.UtimesNanoAt(unix.AT_FDCWD, name, times, 0)
+		}
+		return err
+	})
 }
