@@ -66,7 +66,7 @@ func (c *Client) Open(ctx context.Context, p string, flags int, mode uint32) (*F
 		c.changed(&r, &attr)
 	}
 	f := &File{c: c, s: s, handle: a.Handle, flags: flags, size: int64(attr.Size), chunks: make(map[int64]*call)}
-	if r.Size > 0 && attr.Size <= small && uint64(len(a.Data)) == attr.Size {
+	if len(a.Data) > 0 && uint64(len(a.Data)) == attr.Size {
 		f.chunks[0] = &call{done: make(chan struct{}), answer: a}
 		close(f.chunks[0].done)
 	}
