@@ -2,17 +2,20 @@ package command
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/workloads"
 )
 
 // ClusterFlags select the cluster and the user, like the flags of kubectl, and the settings.
@@ -126,6 +129,24 @@ func (k *ClusterFlags) Load() (s Selection, err error) {
 	}
 	s.Cluster, err = s.Prepared.Load(client.Options{Logger: k.f.Log})
 	return s, err
+}
+
+// RunningPod returns a workload, TYPE/NAME in the namespace that the flags select, and a running pod of it.
+func (s *Selection) RunningPod(ctx context.Context, workload string) (*workloads.Workload, *corev1.Pod, error) {
+	w, err := workloads.New(s.Cluster).Workload(ctx, s.Prepared.Namespace, workload)
+	if err != nil {
+		return nil, nil, err
+	}
+	pod, err := w.Running(ctx, s.Kube())
+	switch {
+	case err != nil:
+		return nil, nil, s.ExplainContext(ctx, fmt.Errorf("cannot list the pods of %s: %w", w, err))
+	case pod == nil:
+		return nil, nil, api.Errorf(api.ExitWorkload, "no pod of %s in the namespace %s runs", w, w.Namespace).
+			WithHint("`kubectl -n %s get pods` shows them. Scale the workload up, or name another one.",
+				api.ShellQuote(w.Namespace))
+	}
+	return w, pod, nil
 }
 
 // Prepare reads the kubeconfig, and resolves the flags.

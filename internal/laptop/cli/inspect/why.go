@@ -2,14 +2,12 @@ package inspect
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/net/http/httpguts"
-	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
@@ -17,7 +15,6 @@ import (
 	"kubevpn/internal/inspect/why/trip"
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/install"
-	"kubevpn/internal/kube/workloads"
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 )
@@ -149,7 +146,7 @@ func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.C
 	if err := asks.Load(); err != nil {
 		return err
 	}
-	pod, err := podOf(ctx, l.Cluster, l.Prepared.Namespace, o.from)
+	_, pod, err := l.RunningPod(ctx, o.from)
 	if err != nil {
 		return err
 	}
@@ -177,22 +174,4 @@ func (o *whyOptions) source(ctx context.Context, l command.Selection, cfg *why.C
 	}
 	cfg.Pod, cfg.Run = pod, s.Run
 	return s.Start(ctx)
-}
-
-// podOf returns a running pod of a workload.
-func podOf(ctx context.Context, c *client.Cluster, namespace, workload string) (*corev1.Pod, error) {
-	w, err := workloads.New(c).Workload(ctx, namespace, workload)
-	if err != nil {
-		return nil, err
-	}
-	pod, err := w.Running(ctx, c.Kube())
-	switch {
-	case err != nil:
-		return nil, c.ExplainContext(ctx, fmt.Errorf("cannot list the pods of %s: %w", w, err))
-	case pod == nil:
-		return nil, api.Errorf(api.ExitWorkload, "no pod of %s in the namespace %s runs", w, namespace).
-			WithHint("`kubectl -n %s get pods` shows them. Scale the workload up, or name another one.",
-				api.ShellQuote(namespace))
-	}
-	return pod, nil
 }
