@@ -1,0 +1,353 @@
+// Package filecopy copies files between this machine and a remotefs.Server, in either direction.
+//
+//	list both trees and make directories ─▶ files, up to 256 at once ─▶ links ─▶ modes and times of directories
+//
+// A file is written beside its place, to NAME.kubevpn-part, and renamed when its SHA-256 is that of the source. The
+// next copy continues a part that an interrupted one has left, and skips a file that has the size and time of the
+// source.
+//
+// The Server is not trusted. What it sends stays below the destination, because all writes go through os.Root. Nothing
+// is written through a link: links come after all files, an existing directory must not be a link, and a new part is a
+// file of its own.
+package filecopy
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/wire/remotefs"
+)
+
+const (
+	partSuffix           = ".kubevpn-part"
+	maxNotes             = 10
+	maxDepth, maxEntries = 256, 1 << 20
+
+	// maxMemory limits what all files in flight hold, in bytes: 256 small ones, or 16 with a full window of remotefs.
+	maxMemory             = 32 << 20
+	minWeight, fullWeight = maxMemory / 256, maxMemory / 16
+)
+
+// Copy is one copy.
+type Copy struct {
+	Conn     io.ReadWriteCloser // to a remotefs.Server; Run closes it
+	Remote   string             // the name in the Server's directory, or "."
+	Path     string             // the path of Remote, as the user wrote it
+	Local    string             // the path on this machine
+	Upload   bool               // from this machine
+	Progress func(Stats)        // is called for each piece; it must not block
+}
+
+// Stats count what a copy has done, and what it has to do. Links count as files.
+type Stats struct {
+	Files, TotalFiles int
+	Bytes, TotalBytes int64 // without those of parts
+	Skipped, Failed   int   // files that were there, files and directories with an error
+	Notes             []string
+}
+
+// Run copies. If the destination is a directory, the source keeps its name in it. Stats has what failed with single
+// files, and Notes describes some of it. The error is an *api.Error, or the cause of the end of ctx or Conn.
+func (c Copy) Run(ctx context.Context) (Stats, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	far, conn := remotefs.NewClient(), watched{c.Conn, cancel}
+	var serving sync.WaitGroup
+	serving.Go(func() { cancel(far.Serve(ctx, conn)) })
+	defer serving.Wait()
+	defer cancel(nil)
+	near, from, err := locate(c.Local, c.Upload)
+	if err != nil {
+		return Stats{}, api.Errorf(api.ExitUsage, "cannot open %s: %w", c.Local, err)
+	}
+	defer near.Close()
+	j := &job{src: near, dst: remote{far}, memory: semaphore.NewWeighted(maxMemory), stop: cancel, report: c.Progress}
+	to, base := c.Remote, filepath.Base(c.Local)
+	if !c.Upload {
+		j.src, j.dst = j.dst, j.src
+		from, to, base = to, from, path.Base(c.Path)
+	}
+	if to == "." && !slices.Contains([]string{".", "..", "/", `\`}, base) {
+		to = base
+	}
+	err = j.run(ctx, &item{from: from, to: to})
+	return j.stats, cmp.Or(context.Cause(ctx), err)
+}
+
+// watched ends a copy before the Client's requests fail because the conn has ended: no file fails for that.
+type watched struct {
+	io.ReadWriteCloser
+	stop context.CancelCauseFunc
+}
+
+func (w watched) Read(p []byte) (int, error) {
+	n, err := w.ReadWriteCloser.Read(p)
+	if err != nil {
+		w.stop(fmt.Errorf("the connection to the pod has ended: %w", err))
+	}
+	return n, err
+}
+
+// item is a file, a directory or a link.
+type item struct {
+	from, to string
+	remotefs.Attr
+	there remotefs.Attr // what the destination has; Mode 0: nothing
+}
+
+type job struct {
+	src, dst end
+	memory   *semaphore.Weighted
+	stop     context.CancelCauseFunc
+	report   func(Stats)
+
+	mu           sync.Mutex
+	stats        Stats
+	entries      int
+	dirs         [][]*item // by depth
+	below        []*item   // directories of the next depth
+	files, links []*item
+}
+
+func (j *job) run(ctx context.Context, top *item) (err error) {
+	if top.Attr, err = j.src.DoAttr(ctx, asking(remotefs.OpStat, top.from)); err != nil {
+		return api.Errorf(api.ExitUsage, "cannot read the source: %s", textOf(err))
+	}
+	top.there, err = j.dst.DoAttr(ctx, asking(remotefs.OpStat, top.to))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return api.Errorf(api.ExitUsage, "cannot read the destination: %s", textOf(err))
+	}
+	for j.add(top); len(j.below) > 0; {
+		level := j.below
+		j.dirs, j.below = append(j.dirs, level), nil
+		j.each(ctx, level, j.enter)
+	}
+	j.stats.TotalFiles = len(j.files) + len(j.links)
+	j.each(ctx, j.files, j.file)
+	j.each(ctx, j.links, j.link)
+	for _, level := range slices.Backward(j.dirs) {
+		j.each(ctx, level, j.leave)
+	}
+	return nil
+}
+
+// each calls do for many items at once. An error concerns one item.
+func (j *job) each(ctx context.Context, items []*item, do func(context.Context, *item) error) {
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	for _, i := range items {
+		weight := int64(max(min(i.Size, fullWeight), minWeight))
+		if j.memory.Acquire(ctx, weight) != nil {
+			return
+		}
+		busy.Go(func() {
+			defer j.memory.Release(weight)
+			if err := do(ctx, i); err != nil && ctx.Err() == nil {
+				j.update(func(s *Stats) { s.note(i, 1, textOf(err)) })
+			}
+		})
+	}
+}
+
+func (j *job) update(change func(*Stats)) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	change(&j.stats)
+	j.report(j.stats)
+}
+
+func (s *Stats) note(i *item, failed int, text string) {
+	s.Failed += failed
+	if len(s.Notes) < maxNotes {
+		s.Notes = append(s.Notes, i.from+": "+text)
+	}
+}
+
+// enter creates a directory, in which this user can write whatever its mode will be, and adds what the source has in
+// it.
+func (j *job) enter(ctx context.Context, d *item) (err error) {
+	var there []remotefs.Entry
+	if d.there.Mode == 0 {
+		err = j.do(ctx, remotefs.Request{Op: remotefs.OpMkdir, Path: d.to, Mode: d.Mode&0o777 | 0o700})
+	} else {
+		there, err = j.dst.List(ctx, d.to)
+	}
+	if err != nil {
+		return err
+	}
+	entries, err := j.src.List(ctx, d.from)
+	before := make(map[string]remotefs.Attr, len(there))
+	for _, e := range there {
+		before[e.Name] = e.Attr
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.entries += len(entries); j.entries > maxEntries || len(j.dirs) > maxDepth {
+		j.stop(api.Errorf(api.ExitUsage, "the source has more than %d files or %d directories inside each other",
+			maxEntries, maxDepth))
+		return nil
+	}
+	for _, e := range entries {
+		j.add(&item{path.Join(d.from, e.Name), path.Join(d.to, e.Name), e.Attr, before[e.Name]})
+	}
+	return err
+}
+
+// add plans what to do with an item. The caller holds mu, or is alone.
+func (j *job) add(i *item) {
+	is, was, name := i.Mode&syscall.S_IFMT, i.there.Mode&syscall.S_IFMT, path.Base(i.from)
+	switch dir := is == syscall.S_IFDIR; {
+	case strings.HasSuffix(name, partSuffix):
+		j.stats.note(i, 0, "skipping a part of an interrupted copy")
+	case !filepath.IsLocal(name) || filepath.Base(name) != name: // on Windows
+		j.stats.note(i, 1, "this machine cannot have a file of that name")
+	case was != 0 && dir != (was == syscall.S_IFDIR):
+		j.stats.note(i, 1, "the source or the destination is a directory, and the other is not")
+	case dir:
+		j.below = append(j.below, i)
+	case is == syscall.S_IFREG && was == is && i.Size == i.there.Size && i.Modify/1e9 == i.there.Modify/1e9:
+		j.stats.Skipped++
+	case is == syscall.S_IFREG:
+		j.files = append(j.files, i)
+		j.stats.TotalBytes += int64(i.Size)
+	case is == syscall.S_IFLNK:
+		j.links = append(j.links, i)
+	default:
+		j.stats.note(i, 0, "skipping what is neither a file nor a directory nor a link")
+	}
+}
+
+// leave sets the mode and the time of a directory, unless the user only named it as the place for others.
+func (j *job) leave(ctx context.Context, d *item) error {
+	if d.to == "." {
+		return nil
+	}
+	return j.do(ctx, setting(d.to, d.Attr))
+}
+
+func (j *job) link(ctx context.Context, i *item) error {
+	target, err := j.src.Do(ctx, asking(remotefs.OpReadlink, i.from))
+	if err == nil && i.there.Mode != 0 {
+		err = j.do(ctx, asking(remotefs.OpRemove, i.to))
+	}
+	if err != nil {
+		return err
+	}
+	return j.done(j.do(ctx, remotefs.Request{Op: remotefs.OpSymlink, Path: i.to, To: string(target.Data)}))
+}
+
+// file copies a file. It copies it once again if what an interrupted copy left was not the beginning of the source.
+func (j *job) file(ctx context.Context, i *item) error {
+	part := i.to + partSuffix
+	for again := false; ; again = true {
+		resumed, same, err := j.attempt(ctx, i, part)
+		switch {
+		case err != nil:
+			return err
+		case same:
+			return j.done(j.do(ctx, remotefs.Request{Op: remotefs.OpRename, Path: part, To: i.to}))
+		}
+		if err := j.do(ctx, asking(remotefs.OpRemove, part)); err != nil {
+			return err
+		}
+		if !resumed || again {
+			return errors.New("it changed while it was copied")
+		}
+		j.update(func(s *Stats) { s.TotalBytes += int64(i.Size) })
+	}
+}
+
+// attempt writes the part, and reports whether it continued one, and whether the part is now the same as the source.
+func (j *job) attempt(ctx context.Context, i *item, part string) (resumed, same bool, err error) {
+	var want, got remotefs.Answer
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		want, err = j.src.Do(ctx, asking(remotefs.OpSum, i.from))
+		return err
+	})
+	g.Go(func() (err error) {
+		if resumed, err = j.write(ctx, i, part); err != nil {
+			return err
+		}
+		g.Go(func() error { return j.do(ctx, setting(part, i.Attr)) }) // in the same round trip as the sum
+		got, err = j.dst.Do(ctx, asking(remotefs.OpSum, part))
+		return err
+	})
+	err = g.Wait()
+	return resumed, bytes.Equal(want.Data, got.Data), err
+}
+
+// write writes what the part lacks. It sets the item's attributes to those that the source has now.
+func (j *job) write(ctx context.Context, i *item, part string) (resumed bool, err error) {
+	src, now, err := j.src.open(ctx, i.from, remotefs.FlagRead)
+	if err != nil {
+		return false, err
+	}
+	defer src.Close()
+	dst, off, err := j.openPart(ctx, part, now.Size)
+	if err != nil {
+		return false, err
+	}
+	i.Attr, resumed = now, off > 0
+	j.update(func(s *Stats) { s.TotalBytes -= off })
+	for size := int64(now.Size); err == nil && ctx.Err() == nil && off < size; {
+		var data []byte
+		data, err = src.Read(ctx, off, int(min(remotefs.MaxData-off%remotefs.MaxData, size-off)))
+		if data = data[:min(int64(len(data)), size-off)]; err != nil || len(data) == 0 {
+			break
+		}
+		err = dst.Write(data, off)
+		off += int64(len(data))
+		j.update(func(s *Stats) { s.Bytes += int64(len(data)) })
+	}
+	return resumed, cmp.Or(err, dst.Close(), ctx.Err())
+}
+
+// openPart opens a part, to continue it at off. It removes what is no part of a source with that size: what is longer,
+// a file in which this user may not write, or a link, which it does not follow.
+func (j *job) openPart(ctx context.Context, part string, size uint64) (f file, off int64, err error) {
+	for range 2 {
+		f, _, err = j.dst.open(ctx, part, remotefs.FlagWrite|remotefs.FlagCreate|remotefs.FlagExclusive)
+		if err == nil {
+			return f, 0, nil
+		}
+		has, e := j.dst.DoAttr(ctx, asking(remotefs.OpStat, part))
+		if e == nil && has.Mode&syscall.S_IFMT == syscall.S_IFREG && has.Size <= size {
+			if f, has, e = j.dst.open(ctx, part, remotefs.FlagWrite); e == nil {
+				return f, int64(has.Size), nil
+			}
+		}
+		if j.do(ctx, asking(remotefs.OpRemove, part)) != nil {
+			break
+		}
+	}
+	return nil, 0, err
+}
+
+// do changes the destination.
+func (j *job) do(ctx context.Context, r remotefs.Request) error {
+	_, err := j.dst.Do(ctx, r)
+	return err
+}
+
+// done counts a file, unless it has failed.
+func (j *job) done(err error) error {
+	if err == nil {
+		j.update(func(s *Stats) { s.Files++ })
+	}
+	return err
+}
