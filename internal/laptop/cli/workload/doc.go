@@ -9,6 +9,7 @@
 //	reset     reset.go            end the intercepts of all users, with the user's own credentials
 //	list      list.go             workloads of a namespace, from the API server
 //	env       env.go              variables of a container (internal/kube/podenv)
+//	cp        cp.go               copy files from and to a container (internal/laptop/filecopy)
 //
 // leave and requests complete names with intercepts.go. requests and diff have the flag --body of spec.go.
 package workload
@@ -22,7 +23,7 @@ import (
 // Commands returns the commands of the group.
 func Commands(f *command.Factory) []*cobra.Command {
 	return []*cobra.Command{
-		newProxy(f), newClone(f), newDev(f), newEnv(f), newList(f), newRequests(f), newDiff(f), newLeave(f),
+		newProxy(f), newClone(f), newDev(f), newEnv(f), newCp(f), newList(f), newRequests(f), newDiff(f), newLeave(f),
 		newReset(f),
 	}
 }
