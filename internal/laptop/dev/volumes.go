@@ -55,7 +55,7 @@ func openRemote(ctx context.Context, cfg *Config, mounts []podenv.Mount,
 			return nil, fmt.Errorf("volume %s at %s: %w", m.Volume, m.Path, err)
 		}
 		v.conn, r.all[m.Path] = conn, v
-		cfg.Show(api.Event{Step: fmt.Sprintf("Mounting volume %s at %s: %s", m.Volume, m.Path, how), Done: true})
+		cfg.Show(api.Event{Step: fmt.Sprintf("Mounting volume %s at %s", m.Volume, m.Path), Detail: how, Done: true})
 	}
 	return r, nil
 }

@@ -4,19 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
-	"kubevpn/internal/kube/client"
-	"kubevpn/internal/kube/install"
+	"kubevpn/internal/kube/podfiles"
 	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/filecopy"
@@ -166,29 +163,19 @@ func (o *cpOptions) open(ctx context.Context, on func(api.Event)) error {
 	if err != nil {
 		return err
 	}
-	asks := command.Consenting{Factory: o.f, Cluster: l.Cluster, Consent: &api.Consent{}}
-	if err := asks.Load(); err != nil {
-		return err
-	}
 	image := l.Config.Image
 	if !o.kube.Changed("image") {
-		if found, err := install.Find(ctx, l.Cluster, l.Config.ManagerNamespace, l.Prepared.Namespace,
-			*asks.Consent); err == nil {
-			image = found
+		asks := command.Consenting{Factory: o.f, Cluster: l.Cluster, Consent: &api.Consent{}}
+		if image, err = asks.Image(ctx, l.Config, l.Prepared.Namespace); err != nil {
+			return err
 		}
 	}
-	var how string
-	o.copy.Conn, o.copy.Remote, how, err = openFiles(ctx, l.Cluster, pod, container.Name, image, o.copy.Path,
-		o.copy.Upload)
+	files, err := podfiles.Open(ctx, podfiles.Source{Cluster: l.Cluster, Pod: pod, Container: container.Name,
+		Image: image}, o.copy.Path, o.copy.Upload)
 	if err != nil {
-		return l.ExplainContext(ctx, err)
+		return err
 	}
-	on(api.Event{Step: "Opening the files of " + pod.Name, Detail: how, Done: true})
+	o.copy.Conn, o.copy.Remote = files.Conn, files.Name
+	on(api.Event{Step: "Opening the files of " + pod.Name, Detail: files.How, Done: true})
 	return nil
-}
-
-// openFiles stands for podfiles.Open, which is not here yet.
-func openFiles(context.Context, *client.Cluster, *corev1.Pod, string, string, string, bool) (conn net.Conn, name,
-	how string, err error) {
-	return nil, "", "", errors.ErrUnsupported
 }
