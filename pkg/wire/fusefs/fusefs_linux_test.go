@@ -36,23 +36,31 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if what := os.Getenv(program); what != "" {
+		fmt.Print(outcome(run(strings.Fields(what))))
+		return
+	}
 	os.Exit(m.Run())
 }
 
 func serve(dir string) error {
 	near, far := net.Pipe()
-	root, err := os.OpenRoot(strings.TrimPrefix(dir, "ro:"))
+	mode, dir, _ := strings.Cut(dir, ":")
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
-	server, err := remotefs.NewServer(root, strings.HasPrefix(dir, "ro:"))
+	server, err := remotefs.NewServer(root, mode == "ro")
 	if err != nil {
 		return err
 	}
+	syscall.Umask(0)
 	c := remotefs.NewClient()
 	ctx, cancel := context.WithCancel(context.Background())
 	var g errgroup.Group
-	g.Go(func() error { return server.Serve(ctx, far) })
+	if mode != "stuck" {
+		g.Go(func() error { return server.Serve(ctx, far) })
+	}
 	g.Go(func() error { return c.Serve(ctx, near) })
 	g.Go(func() error {
 		defer cancel()
@@ -61,10 +69,21 @@ func serve(dir string) error {
 	return g.Wait()
 }
 
-// mounted shows dir by FUSE, and returns where. "ro:" before dir means read-only. It ends with the test.
+// mounted shows dir by FUSE, and returns where. "ro:" before dir means read-only, "stuck:" that nothing is answered. It
+// ends with the test.
 func mounted(t *testing.T, dir string) string {
 	t.Helper()
+	at, _ := mountedBy(t, dir)
+	return at
+}
+
+// mountedBy is mounted, and returns the process that serves, too. It may be killed.
+func mountedBy(t *testing.T, dir string) (string, *os.Process) {
+	t.Helper()
 	testenv.NeedRoot(t)
+	if !strings.Contains(dir, ":") {
+		dir = ":" + dir
+	}
 	at := t.TempDir()
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -85,11 +104,11 @@ func mounted(t *testing.T, dir string) string {
 		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
-		if err := cmd.Wait(); err != nil { // it ends with its mount
-			t.Error(err)
+		if err := cmd.Wait(); err != nil && cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Error(err) // it ends with its mount
 		}
 	})
-	return at
+	return at, cmd.Process
 }
 
 // outcome is what an operation returns, without paths.
@@ -143,6 +162,7 @@ func tree(t *testing.T, dir string) string {
 func TestOperationsAreThoseOfALocalDirectory(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
 			far, local := t.TempDir(), t.TempDir()
 			near := mounted(t, far)
 			random := rand.New(rand.NewPCG(seed, 1))

@@ -280,6 +280,8 @@ func (c *Client) Stat(ctx context.Context, p string) (a Attr, err error) {
 		case err == syscall.EACCES || err == syscall.EFBIG: // it cannot be listed
 		case err != nil || a.Links > 0:
 			return a, err
+		case !there && len(path.Base(p)) > maxName:
+			return a, syscall.ENAMETOOLONG
 		case !there:
 			return a, syscall.ENOENT
 		}

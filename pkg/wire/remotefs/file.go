@@ -247,12 +247,12 @@ func (f *File) Fsync(ctx context.Context) error {
 	return err
 }
 
-// Lock sets, removes or looks for a lock of the file. It returns EAGAIN if somebody else has it, or with patient waits
-// for that. What it looked for is the first result.
+// Lock sets, removes or looks for a lock of the file. It returns EAGAIN if somebody else has it for a while, or with
+// patient waits for that. What it looked for is the first result.
 func (f *File) Lock(ctx context.Context, l Lock, patient bool) (*Lock, error) {
-	for {
+	for n := 0; ; n++ {
 		a, err := f.ask(ctx, Request{Op: OpLock, Lock: &l})
-		if !patient || err != syscall.EAGAIN && err != syscall.EACCES {
+		if !patient && n > 0 || err != syscall.EAGAIN && err != syscall.EACCES { // who had it may just have closed it
 			return a.Lock, err
 		}
 		select {

@@ -121,7 +121,8 @@ func TestServerRefusesPathsOutOfItsDirectory(t *testing.T) {
 	c, _ := pair(t, root, false)
 	ctx := t.Context()
 	for _, p := range []string{"../secret", "relative", "absolute", "up/secret", secret, "/etc/passwd",
-		"x/../../secret", "..", "", "file\x00", "file/../../secret", strings.Repeat("a/", 3000), strings.Repeat("a", 300)} {
+		"x/../../secret", "..", "", "file\x00", "file/../../secret", strings.Repeat("a/", 3000),
+		strings.Repeat("a", 300)} {
 		for _, r := range []Request{{Op: OpOpen, Flags: FlagRead}, {Op: OpOpen, Flags: FlagWrite | FlagTruncate},
 			{Op: OpOpen, Flags: FlagWrite | FlagCreate}, {Op: OpSum}, {Op: OpFsync}, {Op: OpList, Size: 10},
 			{Op: OpMkdir, Mode: 0o755}, {Op: OpRename, To: "there"}, {Op: OpLink, To: "there"}, {Op: OpRemove},

@@ -116,13 +116,12 @@ func (s *Server) do(r *Request) (a Answer, err error) {
 	case OpSymlink:
 		made, err = r.Path, s.root.Symlink(r.To, r.Path)
 	case OpRemove:
-		parent := &Request{Op: OpRemove, Path: path.Dir(r.Path)}
-		err = s.with(parent, func(f *os.File) error {
-			how := (r.Flags & FlagDir) / FlagDir * unix.AT_REMOVEDIR
-			return control(f, func(fd int) error { return unix.Unlinkat(fd, path.Base(r.Path), how) })
-		})
+		how := (r.Flags & FlagDir) / FlagDir * unix.AT_REMOVEDIR
+		err = s.in(r.Path, func(dir int, name string) error { return unix.Unlinkat(dir, name, how) })
 	case OpRename:
-		err = s.root.Rename(r.Path, r.To)
+		err = s.in(r.Path, func(from int, name string) error {
+			return s.in(r.To, func(to int, as string) error { return unix.Renameat(from, name, to, as) })
+		})
 	default:
 		err = s.with(r, func(f *os.File) error { return s.onFile(r, f, &a) })
 	}
@@ -156,6 +155,13 @@ func (s *Server) with(r *Request, do func(*os.File) error) error {
 	}
 	defer f.Close()
 	return do(f)
+}
+
+// in calls do with the directory of a path, and the name there.
+func (s *Server) in(p string, do func(dir int, name string) error) error {
+	return s.with(&Request{Op: OpStat, Path: path.Dir(p)}, func(f *os.File) error {
+		return control(f, func(fd int) error { return do(fd, path.Base(p)) })
+	})
 }
 
 // openFor carries out OpOpen.
