@@ -61,7 +61,8 @@ type Stats struct {
 	Notes             []string
 }
 
-// Run copies. If the destination is a directory, the source keeps its name in it. Stats has what failed with single
+// Run copies. If the destination is a directory, a file keeps its name in it; a directory does so if the destination was
+// written like "data/" or ".", else the two are merged, so that the same copy can continue. Stats has what failed with single
 // files, and Notes describes some of it. The error is an *api.Error, or the cause of the end of ctx or Conn.
 func (c Copy) Run(ctx context.Context) (Stats, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -76,13 +77,13 @@ func (c Copy) Run(ctx context.Context) (Stats, error) {
 	}
 	defer near.Close()
 	j := &job{src: near, dst: remote{far}, memory: semaphore.NewWeighted(maxMemory), stop: cancel, report: c.Progress}
-	to, base := c.Remote, filepath.Base(c.Local)
+	to, base, named := c.Remote, filepath.Base(c.Local), c.Path
 	if !c.Upload {
 		j.src, j.dst = j.dst, j.src
-		from, to, base = to, from, path.Base(c.Path)
+		from, to, base, named = to, from, path.Base(c.Path), filepath.ToSlash(c.Local)
 	}
 	if to == "." && !slices.Contains([]string{".", "..", "/", `\`}, base) {
-		to = base
+		j.into, j.named = base, strings.HasSuffix(named, "/") || path.Base(named) == "." || path.Base(named) == ".."
 	}
 	err = j.run(ctx, &item{from: from, to: to})
 	return j.stats, cmp.Or(context.Cause(ctx), err)
@@ -114,6 +115,8 @@ type job struct {
 	memory   *semaphore.Weighted
 	stop     context.CancelCauseFunc
 	report   func(Stats)
+	into     string // the name of the source, if the destination is a directory
+	named    bool   // also a directory gets it; otherwise, what it has goes there, as if that were its copy
 
 	mu           sync.Mutex
 	stats        Stats
@@ -126,6 +129,9 @@ type job struct {
 func (j *job) run(ctx context.Context, top *item) (err error) {
 	if top.Attr, err = j.src.DoAttr(ctx, asking(remotefs.OpStat, top.from)); err != nil {
 		return api.Errorf(api.ExitUsage, "cannot read the source: %s", textOf(err))
+	}
+	if j.into != "" && (j.named || top.Mode&syscall.S_IFMT != syscall.S_IFDIR) {
+		top.to = j.into
 	}
 	top.there, err = j.dst.DoAttr(ctx, asking(remotefs.OpStat, top.to))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

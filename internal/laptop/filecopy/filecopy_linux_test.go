@@ -190,10 +190,10 @@ func TestTreesArriveAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestDestinationIsThatOfKubectl(t *testing.T) {
+func TestDestinationStaysTheSame(t *testing.T) {
 	for _, test := range []struct{ from, to, want string }{
 		{"file", "", "file"}, {"file", "dir", "dir/file"}, {"file", "new", "new"}, {"file", "old", "old"},
-		{"tree", "", "tree/a"}, {"tree", "dir", "dir/tree/a"}, {"tree", "new", "new/a"}, {"tree/.", "dir", "dir/a"},
+		{"tree", "", "tree/a"}, {"tree", "dir", "dir/a"}, {"tree", "dir/", "dir/tree/a"}, {"tree", "dir/.", "dir/tree/a"}, {"tree", "new", "new/a"}, {"tree/.", "dir", "dir/a"},
 		{"link", "dir", "dir/link"},
 	} {
 		for _, upload := range []bool{false, true} {

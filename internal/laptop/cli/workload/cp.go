@@ -34,8 +34,9 @@ func newCp(f *command.Factory) *cobra.Command {
 		Use:   "cp [POD|TYPE/NAME:]PATH [POD|TYPE/NAME:]PATH",
 		Short: "Copy files between this machine and a container",
 		Long: "Copy a file or a directory between this machine and a container, in either direction. One of the two\n" +
-			"paths has the name of a pod or of a workload before a colon. If the destination is a directory, the\n" +
-			"source keeps its name in it. The command needs no connection.\n\n" +
+			"paths has the name of a pod or of a workload before a colon. The command needs no\n" +
+			"connection. A file keeps its name in a destination that is a directory; a directory does so if the\n" +
+			"destination is written like data/ or ., and otherwise the two are merged.\n\n" +
 			"It skips files that are there with the same size and time. After an interruption, the same command\n" +
 			"continues the copy. Write a local path with a colon like ./a:b.",
 		Example: command.Examples(
