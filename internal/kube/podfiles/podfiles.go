@@ -174,6 +174,8 @@ func (s Source) dial(ctx context.Context, container string, command []string, pa
 		return nil, ctx.Err()
 	case err != nil:
 		return nil, s.Cluster.Explain(fmt.Errorf("cannot serve the files of the container %s: %w", s.Container, err))
+	case hello.Protocol != files.Protocol: // a program of this version may be used instead
+		return nil, api.Errorf(api.ExitInject, "the program in the container %s has another version", container)
 	case hello.Error != "":
 		code := api.ExitUsage
 		if hello.Unseen {

@@ -100,7 +100,7 @@ func (o *options) serve(ctx context.Context) error {
 	}
 	unix.Umask(0) // the laptop's kernel has applied the user's
 	root, name, err := o.open()
-	hello := Hello{Name: name}
+	hello := Hello{Protocol: Protocol, Name: name}
 	if err != nil {
 		hello.Error, hello.Unseen = err.Error(), errors.Is(err, errUnseen)
 	}

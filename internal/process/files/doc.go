@@ -16,8 +16,12 @@ const (
 	Command = "files"
 )
 
+// Protocol is the version of Hello and of package remotefs. Both ends must have the same.
+const Protocol = 1
+
 // Hello is the first line of the far end, as JSON.
 type Hello struct {
+	Protocol int `json:"protocol"`
 	// Name is "." if the path is a directory, which is then served. Otherwise it is the last element of the path, and
 	// the directory above is served; nothing need exist there.
 	Name string `json:"name,omitempty"`
