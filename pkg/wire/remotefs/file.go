@@ -14,6 +14,7 @@ import (
 const (
 	chunk  = MaxData
 	window = 16 // chunks that are asked for ahead of a file, or are on the way to be written: 160 Mb/s at 100 ms
+	slack  = 8  // chunks by which reads that are in order may change places: the kernel has several on the way
 	// small is the most content that an answer to OpOpen has, in bytes.
 	small = 64 << 10
 	// lockPause is the time between two attempts to lock what others hold.
@@ -127,7 +128,7 @@ func (f *File) ahead(off int64, n int) (wanted []*call) {
 		clear(f.chunks)
 	}
 	known := f.chunks[first] != nil
-	near := f.next-2*chunk <= off && off <= f.next+2*chunk // the kernel changes the order a little
+	near := f.next-slack*chunk <= off && off <= f.next+slack*chunk
 	f.next = off + int64(n)
 	if !known && !near {
 		f.reach = 0
@@ -137,7 +138,7 @@ func (f *File) ahead(off int64, n int) (wanted []*call) {
 	if !known || f.chunks[first-1] != nil {
 		f.reach = min(2*f.reach+1, window) // who reads the beginning only does not wait for more
 	}
-	maps.DeleteFunc(f.chunks, func(n int64, _ *call) bool { return n < first-1 || n > last+window })
+	maps.DeleteFunc(f.chunks, func(n int64, _ *call) bool { return n < first-slack || n > last+window })
 	for n := first; n <= last || n <= last+f.reach && n*chunk < f.size; n++ {
 		if f.chunks[n] == nil {
 			f.chunks[n] = f.s.start(Request{Op: OpRead, Handle: f.handle, Offset: n * chunk, Size: chunk})
