@@ -38,6 +38,7 @@ type Client struct {
 	served  chan struct{}     // closed when there is the next one
 	dirs    map[string]*known // by path
 	changes uint64            // how often this Client has changed something
+	early   early
 	looking singleflight.Group
 }
 
@@ -46,6 +47,7 @@ type known struct {
 	at time.Time
 	// Links is 0 in attributes that have changed since. Mode is 0 if there may be another file, or none.
 	entries map[string]Attr
+	order   []string // the names, sorted; nil: not yet. Those of later changes are missing
 }
 
 // NewClient returns a Client without a Server.
@@ -70,6 +72,7 @@ func (c *Client) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
 		}
 		c.changes++
 		clear(c.dirs)
+		c.early = early{files: make(map[string]earlyFile)}
 	}
 	use(nil, s)
 	err := s.run()

@@ -58,7 +58,16 @@ func (c *Client) Open(ctx context.Context, p string, flags int, mode uint32) (*F
 	if !r.changes() {
 		r.Size = small
 	}
-	s, a, err := c.ask(ctx, r)
+	var s *session
+	var a Answer
+	var err error
+	there := false
+	if r.Size > 0 {
+		s, a, there = c.take(ctx, p)
+	}
+	if !there {
+		s, a, err = c.ask(ctx, r)
+	}
 	attr, err := attrIn(a, err)
 	if err != nil {
 		return nil, attr, err
