@@ -8,13 +8,14 @@
 // # Consistency
 //
 // A Client remembers attributes and directories for a second (Fresh), and its own changes at once. Content is not kept:
-// a file that is opened has what it has at the other end (close-to-open). What was read ahead of an open file may be
-// older than what the other end has by now.
+// a file that is opened has what it has at the other end (close-to-open), or, if it is small and files are opened in
+// order, had less than Fresh ago. What was read ahead of an open file may be older than what the other end has by now.
 //
 // # Few round trips
 //
 // An answer to OpList also has the directories below, as far as they fit, so that `ls -lR` and `git status` do not wait
-// for each directory; an answer to OpOpen has the content of a small file. Reads in order are asked for ahead of time,
+// for each directory; an answer to OpOpen has the content of a small file, and small files are opened early if others
+// were opened in the order of their names. Reads in order are asked for ahead of time,
 // and writes are answered before they have arrived: Flush returns the error of one that failed.
 //
 // # Trust
