@@ -22,6 +22,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/kubectl/pkg/cmd/util/podcmd"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
@@ -107,22 +108,13 @@ func (s Source) security() *corev1.SecurityContext {
 	}
 	c.RunAsUser, c.RunAsGroup, c.RunAsNonRoot = new(int64), new(int64), new(bool)
 	c.AllowPrivilegeEscalation, c.Capabilities = nil, nil
-	if target := containerOf(s.Pod, s.Container); target != nil && target.SecurityContext != nil {
+	if target, _ := podcmd.FindContainerByName(s.Pod, s.Container); target != nil && target.SecurityContext != nil {
 		c.Privileged = target.SecurityContext.Privileged
 		if target.SecurityContext.Capabilities != nil {
 			c.Capabilities = &corev1.Capabilities{Add: target.SecurityContext.Capabilities.Add}
 		}
 	}
 	return c
-}
-
-func containerOf(p *corev1.Pod, name string) *corev1.Container {
-	for _, all := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
-		if n := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == name }); n >= 0 {
-			return &all[n]
-		}
-	}
-	return nil
 }
 
 // userOf returns the user of a container's first process: what the kubelet reports (since Kubernetes 1.31), or what the
@@ -144,7 +136,7 @@ func userOf(p *corev1.Pod, name string) (uid, gid int64, known bool) {
 	if c := p.Spec.SecurityContext; c != nil {
 		set(c.RunAsUser, c.RunAsGroup)
 	}
-	if c := containerOf(p, name); c != nil && c.SecurityContext != nil {
+	if c, _ := podcmd.FindContainerByName(p, name); c != nil && c.SecurityContext != nil {
 		set(c.SecurityContext.RunAsUser, c.SecurityContext.RunAsGroup)
 	}
 	return uid, gid, known

@@ -136,7 +136,7 @@ func (o *options) open() (root *os.Root, name string, err error) {
 func openIn(base, file string) (root *os.Root, name string, err error) {
 	top, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, "", unseen(err)
+		return nil, "", fmt.Errorf("%w: %w", errUnseen, err)
 	}
 	defer unix.Close(top)
 	at := func(p string) (int, error) {

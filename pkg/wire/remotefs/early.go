@@ -88,7 +88,8 @@ func (c *Client) openEarly(p string) {
 	for _, name := range d.order[min(n+1, len(d.order)):min(n+1+e.reach, len(d.order))] {
 		next := path.Join(path.Dir(p), name)
 		a := d.entries[name]
-		if _, asked := e.files[next]; asked || a.Links == 0 || a.Mode&syscall.S_IFMT != syscall.S_IFREG || a.Size > small {
+		_, asked := e.files[next]
+		if asked || a.Links == 0 || a.Mode&syscall.S_IFMT != syscall.S_IFREG || a.Size > small {
 			continue
 		}
 		r := Request{Op: OpOpen, Path: next, Flags: FlagRead, Size: small}
