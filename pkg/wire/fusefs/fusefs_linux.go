@@ -126,17 +126,6 @@ func (n *node) Getattr(ctx context.Context, _ fs.FileHandle, out *fuse.AttrOut) 
 	return fs.ToErrno(err)
 }
 
-// timeOf returns what OpSet is to set.
-func timeOf(at time.Time, set bool, now uint32) *int64 {
-	switch {
-	case now != 0:
-		return new(int64(remotefs.Now))
-	case set:
-		return new(at.UnixNano())
-	}
-	return nil
-}
-
 func (n *node) Setattr(ctx context.Context, _ fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
 	uid, setsUser := in.GetUID()
 	gid, setsGroup := in.GetGID()
@@ -150,10 +139,12 @@ func (n *node) Setattr(ctx context.Context, _ fs.FileHandle, in *fuse.SetAttrIn,
 	if mode, ok := in.GetMode(); ok {
 		s.Mode = &mode
 	}
-	access, setsAccess := in.GetATime()
-	modify, setsModify := in.GetMTime()
-	s.Access = timeOf(access, setsAccess, in.Valid&fuse.FATTR_ATIME_NOW)
-	s.Modify = timeOf(modify, setsModify, in.Valid&fuse.FATTR_MTIME_NOW)
+	if at, ok := in.GetATime(); ok {
+		s.Access = new(at.UnixNano())
+	}
+	if at, ok := in.GetMTime(); ok {
+		s.Modify = new(at.UnixNano())
+	}
 	if no := n.flush(ctx); no != fs.OK {
 		return no
 	}
@@ -283,33 +274,31 @@ func (f *file) Release(context.Context) syscall.Errno { return fs.ToErrno(f.Clos
 
 // lock converts a lock and carries it out. A lock of a range belongs to the open file, as with F_OFD_SETLK: the kernel
 // names its owner only here, and not when a process closes a file.
-func (f *file) lock(ctx context.Context, lk *fuse.FileLock, flags uint32, how remotefs.Lock,
-	patient bool) (*remotefs.Lock, syscall.Errno) {
-	how.Type, how.File, how.Start = uint8(lk.Typ), flags&fuse.FUSE_LK_FLOCK != 0, int64(lk.Start)
+func (f *file) lock(ctx context.Context, lk *fuse.FileLock, flags uint32, ask, patient bool) (*remotefs.Lock, error) {
+	l := remotefs.Lock{Type: uint8(lk.Typ), File: flags&fuse.FUSE_LK_FLOCK != 0, Ask: ask, Start: int64(lk.Start)}
 	if lk.End < math.MaxInt64 {
-		how.Len = int64(lk.End-lk.Start) + 1
+		l.Len = int64(lk.End-lk.Start) + 1
 	}
-	found, err := f.Lock(ctx, how, patient)
-	return found, fs.ToErrno(err)
+	return f.Lock(ctx, l, patient)
 }
 
 func (f *file) Getlk(ctx context.Context, _ uint64, lk *fuse.FileLock, flags uint32, out *fuse.FileLock) syscall.Errno {
-	found, no := f.lock(ctx, lk, flags, remotefs.Lock{Ask: true}, false)
-	if no == fs.OK && found != nil {
+	found, err := f.lock(ctx, lk, flags, true, false)
+	if found != nil {
 		out.Typ, out.Start, out.End = uint32(found.Type), uint64(found.Start), math.MaxInt64
 		if found.Len > 0 {
 			out.End = uint64(found.Start + found.Len - 1)
 		}
 	}
-	return no
+	return fs.ToErrno(err)
 }
 
 func (f *file) Setlk(ctx context.Context, _ uint64, lk *fuse.FileLock, flags uint32) syscall.Errno {
-	_, no := f.lock(ctx, lk, flags, remotefs.Lock{}, false)
-	return no
+	_, err := f.lock(ctx, lk, flags, false, false)
+	return fs.ToErrno(err)
 }
 
 func (f *file) Setlkw(ctx context.Context, _ uint64, lk *fuse.FileLock, flags uint32) syscall.Errno {
-	_, no := f.lock(ctx, lk, flags, remotefs.Lock{}, true)
-	return no
+	_, err := f.lock(ctx, lk, flags, false, true)
+	return fs.ToErrno(err)
 }

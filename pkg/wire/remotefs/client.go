@@ -22,8 +22,9 @@ const (
 	Fresh = time.Second
 	// MaxWait is how long a request waits for a Server.
 	MaxWait = 10 * time.Second
-	// maxAsked is how many entries a Client asks for at once: an answer of about 150 KiB.
-	maxAsked = 2048
+	// few and many are how many entries a Client asks for at once, 75 bytes each: List more, because who lists a
+	// directory often goes through those below, too.
+	few, many = 1024, maxListed
 	// grace is how long a request goes on after its context has ended. Some programs have timers, and do not expect
 	// that a file operation returns EINTR.
 	grace = time.Second
@@ -275,7 +276,7 @@ func (c *Client) set(p string, a Attr) {
 func (c *Client) Stat(ctx context.Context, p string) (a Attr, err error) {
 	if p != "." {
 		var there bool
-		err := c.look(ctx, path.Dir(p), func(d *known) bool {
+		err := c.look(ctx, path.Dir(p), few, func(d *known) bool {
 			a, there = d.entries[path.Base(p)]
 			return true
 		})
@@ -295,7 +296,7 @@ func (c *Client) Stat(ctx context.Context, p string) (a Attr, err error) {
 // List returns the entries of a directory, sorted by name. Attributes may be older than those of Stat, and their Links
 // are 0 then.
 func (c *Client) List(ctx context.Context, p string) (entries []Entry, err error) {
-	err = c.look(ctx, p, func(d *known) bool {
+	err = c.look(ctx, p, many, func(d *known) bool {
 		entries = nil
 		for _, name := range slices.Sorted(maps.Keys(d.entries)) {
 			entries = append(entries, Entry{Name: name, Attr: d.entries[name]})
@@ -307,7 +308,7 @@ func (c *Client) List(ctx context.Context, p string) (entries []Entry, err error
 
 // look calls see with a directory, with mu held. It asks the Server if what the Client knows is not fresh, or see
 // returns false.
-func (c *Client) look(ctx context.Context, p string, see func(*known) bool) error {
+func (c *Client) look(ctx context.Context, p string, size int, see func(*known) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.changes
@@ -316,7 +317,8 @@ func (c *Client) look(ctx context.Context, p string, see func(*known) bool) erro
 	}
 	c.mu.Unlock()
 	// Nobody joins a request that began before a change: it may not show that.
-	a, err := Await(ctx, c.looking.DoChan(fmt.Sprint(before, p), func() (any, error) { return c.askDir(p, before) }))
+	ask := func() (any, error) { return c.askDir(p, size, before) }
+	a, err := Await(ctx, c.looking.DoChan(fmt.Sprint(before, p), ask))
 	c.mu.Lock()
 	if err = cmp.Or(err, a.Err); err == nil {
 		see(a.Val.(*known))
@@ -325,8 +327,8 @@ func (c *Client) look(ctx context.Context, p string, see func(*known) bool) erro
 }
 
 // askDir asks for a directory, and remembers what it gets unless the Client has changed something meanwhile.
-func (c *Client) askDir(p string, before uint64) (*known, error) {
-	_, a, err := c.ask(context.Background(), Request{Op: OpList, Path: p, Size: maxAsked})
+func (c *Client) askDir(p string, size int, before uint64) (*known, error) {
+	_, a, err := c.ask(context.Background(), Request{Op: OpList, Path: p, Size: size})
 	if err != nil {
 		return nil, err
 	}

@@ -147,7 +147,7 @@ func (f *File) ahead(off int64, n int) (wanted []*call) {
 	if !known || f.chunks[first-1] != nil {
 		f.reach = min(2*f.reach+1, window) // who reads the beginning only does not wait for more
 	}
-	maps.DeleteFunc(f.chunks, func(n int64, _ *call) bool { return n < first-slack || n > last+window })
+	maps.DeleteFunc(f.chunks, func(n int64, _ *call) bool { return n < first-slack || n > last+window+slack })
 	for n := first; n <= last || n <= last+f.reach && n*chunk < f.size; n++ {
 		if f.chunks[n] == nil {
 			f.chunks[n] = f.s.start(Request{Op: OpRead, Handle: f.handle, Offset: n * chunk, Size: chunk})

@@ -11,6 +11,7 @@ import (
 	"math/bits"
 	"os"
 	"path"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -21,11 +22,8 @@ const (
 	// maxBusy limits the requests that are carried out at once. More wait in the stream.
 	maxBusy = 64
 	// maxOpen limits the handles of one Client.
-	maxOpen = 4096
-	// maxListed limits the entries of an answer to OpList. A larger directory has an answer of its own, up to
-	// maxEntries.
-	maxListed  = 4096
-	maxEntries = 1 << 16
+	maxOpen    = 4096
+	maxEntries = 1 << 16 // of one directory
 )
 
 // Server carries out the requests of one Client in a directory.
@@ -302,7 +300,7 @@ func (s *Server) readDir(f *os.File, d *Dir) error {
 	if len(names) > maxEntries {
 		return syscall.EFBIG
 	}
-	for _, name := range names {
+	for _, name := range slices.Sorted(slices.Values(names)) { // programs go through them in this order
 		if a, err := s.attr(f, name); err == nil { // it may be gone
 			d.Entries = append(d.Entries, Entry{Name: name, Attr: *a})
 		}
@@ -338,9 +336,6 @@ func set(f *os.File, c *Set) error {
 	for n, t := range []*int64{c.Access, c.Modify} {
 		if t != nil {
 			times[n] = unix.NsecToTimespec(*t)
-		}
-		if t != nil && *t == Now {
-			times[n] = unix.Timespec{Nsec: unix.UTIME_NOW}
 		}
 	}
 	return control(f, func(fd int) (err error) {

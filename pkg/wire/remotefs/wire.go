@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strings"
 	"sync"
 	"syscall"
@@ -74,11 +73,8 @@ type Set struct {
 	_              struct{} `cbor:",toarray"`
 	Size           *uint64
 	Mode           *uint32 // permissions
-	Access, Modify *int64  // nanoseconds since 1970, or Now
+	Access, Modify *int64  // nanoseconds since 1970
 }
-
-// Now stands for the time of the Server's clock.
-const Now = math.MinInt64
 
 // Lock is a lock of an open file: of a range, as by F_OFD_SETLK of fcntl(2), or of the file, as by flock(2).
 type Lock struct {
@@ -130,6 +126,7 @@ const (
 	maxRequest = MaxData + 4*maxPath
 	maxAnswer  = 24 << 20
 	maxPath    = 4096
+	maxListed  = 8192 // entries of an answer to OpList, unless it is one directory
 	maxName    = 255
 )
 
