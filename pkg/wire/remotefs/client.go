@@ -168,7 +168,9 @@ func (s *session) end(w *call, a Answer) {
 func (s *session) start(r Request) *call {
 	size := int64(len(r.Data))
 	w := &call{done: make(chan struct{}), from: r.Offset, to: r.Offset + size}
-	_ = s.room.Acquire(context.Background(), size) // this context does not end
+	if size > 0 { // others do not wait behind those that do
+		_ = s.room.Acquire(context.Background(), size) // this context does not end
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.calls == nil {

@@ -362,10 +362,20 @@ func TestLaterServerTakesThePlaceOfAnEarlierOne(t *testing.T) {
 }
 
 func TestStuckStreamDoesNotKeepARequest(t *testing.T) {
-	c := NewClient()
-	p := &pipe{stuck: make(chan struct{})}
-	serve(t, c, t.TempDir(), false, p)
+	c, p := pair(t, t.TempDir(), false)
+	f := open(t, c, &Inode{}, "file", FlagWrite|FlagCreate)
+	p.stuck = make(chan struct{})
+	var work sync.WaitGroup
+	work.Go(func() { // more than may be on the way
+		for n := range int64(2 * window) {
+			if err := f.Write(make([]byte, chunk), n*chunk); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	defer work.Wait()
 	defer close(p.stuck)
+	time.Sleep(50 * time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	begin := time.Now()
