@@ -174,17 +174,17 @@ func (s *Server) openFor(r *Request) (a Answer, err error) {
 		return a, err
 	}
 	a.Attr, err = s.attr(f, "")
-	kind := a.Attr.Mode & unix.S_IFMT
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
+	switch kind := a.Attr.Mode & unix.S_IFMT; {
 	case err != nil:
 	case kind != unix.S_IFREG && kind != unix.S_IFDIR:
 		err = syscall.ENXIO // as for a socket
-	case s.open == nil || len(s.open) >= maxOpen:
-		err = syscall.EMFILE
 	case kind == unix.S_IFREG && 0 < r.Size && a.Attr.Size <= uint64(min(r.Size, MaxData)):
 		a.Data, err = io.ReadAll(io.LimitReader(f, MaxData))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && (s.open == nil || len(s.open) >= maxOpen) {
+		err = syscall.EMFILE
 	}
 	if err != nil {
 		f.Close()
