@@ -125,7 +125,7 @@ func (r *remoteVolumes) mounted(path string, device *os.File) {
 		return
 	}
 	r.work.Go(func() {
-		if err := fusefs.Serve(context.Background(), device, v.files); err != nil {
+		if err := fusefs.Serve(device, v.files); err != nil {
 			r.cfg.Warn(fmt.Sprintf("volume %s: %v", v.Volume, err))
 		}
 	})

@@ -18,23 +18,27 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/wire/remotefs"
 )
 
 // Serve answers the kernel's requests on device, an open /dev/fuse that is mounted, with the files of c, until it is
-// unmounted or ctx ends. All files belong to the user of this process. It owns device.
-func Serve(ctx context.Context, device *os.File, c *remotefs.Client) error {
+// unmounted. All files belong to the user of this process. It owns device.
+func Serve(device *os.File, c *remotefs.Client) error {
 	defer device.Close()
+	fd, err := unix.FcntlInt(device.Fd(), unix.F_DUPFD_CLOEXEC, 0) // go-fuse closes it
+	if err != nil {
+		return err
+	}
 	fresh := remotefs.Fresh
 	server, err := fuse.NewServer(fs.NewNodeFS(newNode(c), &fs.Options{
 		EntryTimeout: &fresh, AttrTimeout: &fresh, NegativeTimeout: &fresh, NullPermissions: true,
-	}), fmt.Sprintf("/dev/fd/%d", device.Fd()), &fuse.MountOptions{MaxWrite: remotefs.MaxData,
+	}), fmt.Sprintf("/dev/fd/%d", fd), &fuse.MountOptions{MaxWrite: remotefs.MaxData,
 		MaxReadAhead: remotefs.MaxData, EnableLocks: true, DisableXAttrs: true, Name: "kubevpn", FsName: "kubevpn"})
 	if err != nil {
 		return fmt.Errorf("serving files by FUSE: %w", err)
 	}
-	defer context.AfterFunc(ctx, func() { device.Close() })()
 	server.Serve()
 	return nil
 }

@@ -64,7 +64,7 @@ func serve(dir string) error {
 	g.Go(func() error { return c.Serve(ctx, near) })
 	g.Go(func() error {
 		defer cancel()
-		return Serve(ctx, os.NewFile(3, "/dev/fuse"), c)
+		return Serve(os.NewFile(3, "/dev/fuse"), c)
 	})
 	return g.Wait()
 }

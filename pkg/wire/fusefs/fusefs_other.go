@@ -3,7 +3,6 @@
 package fusefs
 
 import (
-	"context"
 	"errors"
 	"os"
 
@@ -11,4 +10,4 @@ import (
 )
 
 // Serve is not implemented on this operating system.
-func Serve(context.Context, *os.File, *remotefs.Client) error { return errors.ErrUnsupported }
+func Serve(*os.File, *remotefs.Client) error { return errors.ErrUnsupported }
