@@ -168,8 +168,10 @@ func (v *view) remote(m Mount) (mount int, err error) {
 		return 0, err
 	}
 	defer unix.Close(fsfd)
-	for key, value := range map[string]string{"source": "kubevpn", "rootmode": "40000",
-		"fd": strconv.Itoa(int(device.Fd())), "user_id": strconv.Itoa(os.Geteuid()), "group_id": strconv.Itoa(os.Getegid())} {
+	for key, value := range map[string]string{
+		"source": "kubevpn", "rootmode": "40000", "fd": strconv.Itoa(int(device.Fd())),
+		"user_id": strconv.Itoa(os.Geteuid()), "group_id": strconv.Itoa(os.Getegid()),
+	} {
 		if err := unix.FsconfigSetString(fsfd, key, value); err != nil {
 			return 0, fmt.Errorf("setting %s of a FUSE file system: %w", key, err)
 		}

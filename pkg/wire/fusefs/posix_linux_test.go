@@ -8,6 +8,7 @@ import (
 	gofs "io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
 )
 
 var (
@@ -469,14 +472,14 @@ func TestLocksOfTwoProcesses(t *testing.T) {
 	must(t, unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: 5, Len: 1}))
 	does("fcntl", busy)
 	waiting, result := another(t, "wait", p)
-	time.Sleep(200 * time.Millisecond)
+	waits(t, waiting.Process.Pid)
 	must(t, unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: 5, Len: 1}))
 	if got := <-result; got != "<nil>" {
 		t.Errorf("waiting for a lock: %s", got)
 	}
 	must(t, unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: 5, Len: 1}))
 	waiting, result = another(t, "wait", p)
-	time.Sleep(200 * time.Millisecond)
+	waits(t, waiting.Process.Pid)
 	must(t, waiting.Process.Kill())
 	select {
 	case <-result:
@@ -544,4 +547,18 @@ func TestKilledServer(t *testing.T) {
 		t.Errorf("write: %v", err)
 	}
 	f.Close()
+}
+
+// waits returns when a thread of the process is within fcntl(2).
+func waits(t *testing.T, pid int) {
+	t.Helper()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+		for _, file := range threads {
+			if text, _ := os.ReadFile(file); bytes.HasPrefix(text, fmt.Appendf(nil, "%d ", unix.SYS_FCNTL)) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no thread of %d waits: %w", pid, err)
+	})
 }
