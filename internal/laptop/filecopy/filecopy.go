@@ -41,6 +41,10 @@ const (
 	// maxMemory limits what all files in flight hold, in bytes: 256 small ones, or 16 with a full window of remotefs.
 	maxMemory             = 32 << 20
 	minWeight, fullWeight = maxMemory / 256, maxMemory / 16
+
+	// rewind is how much of the end of a part is written again, in bytes. Up to 2 MiB of a file are in flight, and are
+	// written in any order: after an interruption, there may be holes.
+	rewind = 4 << 20
 )
 
 // Copy is one copy.
@@ -61,9 +65,9 @@ type Stats struct {
 	Notes             []string
 }
 
-// Run copies. If the destination is a directory, a file keeps its name in it; a directory does so if the destination was
-// written like "data/" or ".", else the two are merged, so that the same copy can continue. Stats has what failed with single
-// files, and Notes describes some of it. The error is an *api.Error, or the cause of the end of ctx or Conn.
+// Run copies. If the destination is a directory, a file keeps its name in it; a directory does so if the destination
+// was written like "data/" or ".", else the two are merged, so that the same copy can continue. Stats has what failed
+// with single files, and Notes describes some of it. The error is an *api.Error, or the cause of the end of ctx or Conn.
 func (c Copy) Run(ctx context.Context) (Stats, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	far, conn := remotefs.NewClient(), watched{c.Conn, cancel}
@@ -334,7 +338,7 @@ func (j *job) openPart(ctx context.Context, part string, size uint64) (f file, o
 		has, e := j.dst.DoAttr(ctx, asking(remotefs.OpStat, part))
 		if e == nil && has.Mode&syscall.S_IFMT == syscall.S_IFREG && has.Size <= size {
 			if f, has, e = j.dst.open(ctx, part, remotefs.FlagWrite); e == nil {
-				return f, int64(has.Size), nil
+				return f, max(0, int64(has.Size)-rewind), nil
 			}
 		}
 		if j.do(ctx, asking(remotefs.OpRemove, part)) != nil {
