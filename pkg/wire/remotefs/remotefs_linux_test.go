@@ -150,6 +150,36 @@ func TestServerRefusesPathsOutOfItsDirectory(t *testing.T) {
 	}
 }
 
+func TestServerFollowsNoLinkAtTheEndOfAPath(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/victim", "text")
+	for name, to := range map[string]string{"link": "victim", "dangling": "new", "d": "."} {
+		if err := os.Symlink(to, dir+"/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, _ := pair(t, dir, false)
+	for _, r := range []Request{{Op: OpOpen, Path: "link", Flags: FlagRead}, {Op: OpSum, Path: "link"},
+		{Op: OpOpen, Path: "link", Flags: FlagWrite | FlagCreate | FlagTruncate}, {Op: OpFsync, Path: "link"},
+		{Op: OpOpen, Path: "dangling", Flags: FlagWrite | FlagCreate}, {Op: OpList, Path: "d", Size: 1}} {
+		_, err := c.Do(t.Context(), r)
+		wantErr(t, fmt.Sprintf("operation %d of %s", r.Op, r.Path), err, syscall.ELOOP)
+	}
+	for _, p := range []string{"..", "d/..", "d/../..", "victim/.."} { // the parent is opened, and not by os.Root
+		for _, op := range []Op{OpStat, OpOpen, OpList, OpRemove} {
+			if a, err := c.Do(t.Context(), Request{Op: op, Path: p, Flags: FlagRead}); err == nil {
+				t.Errorf("operation %d of %s: %+v", op, p, a)
+			}
+		}
+	}
+	if text, err := os.ReadFile(dir + "/victim"); err != nil || string(text) != "text" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+	if _, err := os.Lstat(dir + "/new"); err == nil {
+		t.Error("a file was created where the link leads")
+	}
+}
+
 func TestReadOnlyServerChangesNothing(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/file", "text")
