@@ -2,13 +2,15 @@
 //
 //	list both trees and make directories ─▶ files, up to 256 at once ─▶ links ─▶ modes and times of directories
 //
+// Another Server, in this process, serves the files of this machine: both ends of a copy are Clients.
+//
 // A file is written beside its place, to NAME.kubevpn-part, and renamed when its SHA-256 is that of the source. The
 // next copy continues a part that an interrupted one has left, and skips a file that has the size and time of the
 // source.
 //
-// The Server is not trusted. What it sends stays below the destination, because all writes go through os.Root. Nothing
-// is written through a link: links come after all files, an existing directory must not be a link, and a new part is a
-// file of its own.
+// The far Server is not trusted. What it sends stays below the destination, because all writes go through os.Root.
+// Nothing is written through a link: links come after all files, an existing directory must not be a link, and a part
+// that is a link is replaced.
 package filecopy
 
 import (
@@ -19,8 +21,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
+	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -38,7 +43,8 @@ const (
 	maxNotes             = 10
 	maxDepth, maxEntries = 256, 1 << 20
 
-	// maxMemory limits what all files in flight hold, in bytes: 256 small ones, or 16 with a full window of remotefs.
+	// maxMemory limits what each end holds of all files in flight, in bytes: 256 small ones, or 16 with a full window
+	// of remotefs.
 	maxMemory             = 32 << 20
 	minWeight, fullWeight = maxMemory / 256, maxMemory / 16
 
@@ -67,30 +73,52 @@ type Stats struct {
 
 // Run copies. If the destination is a directory, a file keeps its name in it; a directory does so if the destination
 // was written like "data/" or ".", else the two are merged, so that the same copy can continue. Stats has what failed
-// with single files, and Notes describes some of it. The error is an *api.Error, or the cause of the end of ctx or Conn.
+// with single files, and Notes describes some of it. The error is an *api.Error, or the cause of the end of ctx or of
+// Conn.
 func (c Copy) Run(ctx context.Context) (Stats, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	far, conn := remotefs.NewClient(), watched{c.Conn, cancel}
 	var serving sync.WaitGroup
-	serving.Go(func() { cancel(far.Serve(ctx, conn)) })
 	defer serving.Wait()
 	defer cancel(nil)
-	near, from, err := locate(c.Local, c.Upload)
+	far, near := remotefs.NewClient(), remotefs.NewClient()
+	serving.Go(func() { cancel(far.Serve(ctx, watched{c.Conn, cancel})) })
+	server, from, err := locate(c.Local, c.Upload)
 	if err != nil {
 		return Stats{}, api.Errorf(api.ExitUsage, "cannot open %s: %w", c.Local, err)
 	}
-	defer near.Close()
-	j := &job{src: near, dst: remote{far}, memory: semaphore.NewWeighted(maxMemory), stop: cancel, report: c.Progress}
-	to, base, named := c.Remote, filepath.Base(c.Local), c.Path
+	asks, answers := net.Pipe()
+	serving.Go(func() { _ = server.Serve(ctx, answers) }) // it ends with ctx
+	serving.Go(func() { _ = near.Serve(ctx, asks) })
+	j := &job{src: near, dst: far, memory: semaphore.NewWeighted(maxMemory), stop: cancel, report: c.Progress}
+	to, name, written := c.Remote, filepath.Base(c.Local), c.Path
 	if !c.Upload {
-		j.src, j.dst = j.dst, j.src
-		from, to, base, named = to, from, path.Base(c.Path), filepath.ToSlash(c.Local)
+		j.src, j.dst = far, near
+		from, to, name, written = to, from, path.Base(c.Path), filepath.ToSlash(c.Local)
 	}
-	if to == "." && !slices.Contains([]string{".", "..", "/", `\`}, base) {
-		j.into, j.named = base, strings.HasSuffix(named, "/") || path.Base(named) == "." || path.Base(named) == ".."
-	}
-	err = j.run(ctx, &item{from: from, to: to})
+	err = j.run(ctx, &item{from: from, to: to}, name, strings.HasSuffix(written, "/") || nameless(path.Base(written)))
 	return j.stats, cmp.Or(context.Cause(ctx), err)
+}
+
+// nameless reports whether the last element of a path does not say how a directory is called.
+func nameless(base string) bool { return slices.Contains([]string{".", "..", "/", `\`}, base) }
+
+// locate returns a Server of the directory that a path names, and ".", or else of the parent, and the name. It follows
+// a link to a source.
+func locate(p string, source bool) (*remotefs.Server, string, error) {
+	if to, err := filepath.EvalSymlinks(p); source && err == nil {
+		p = to
+	}
+	name := "."
+	root, err := os.OpenRoot(p)
+	if err != nil {
+		name = filepath.Base(p)
+		root, err = os.OpenRoot(filepath.Dir(p))
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	server, err := remotefs.NewServer(root, source)
+	return server, name, err
 }
 
 // watched ends a copy before the Client's requests fail because the conn has ended: no file fails for that.
@@ -114,13 +142,13 @@ type item struct {
 	there remotefs.Attr // what the destination has; Mode 0: nothing
 }
 
+func (i *item) dir() bool { return i.Mode&syscall.S_IFMT == syscall.S_IFDIR }
+
 type job struct {
-	src, dst end
+	src, dst *remotefs.Client
 	memory   *semaphore.Weighted
 	stop     context.CancelCauseFunc
 	report   func(Stats)
-	into     string // the name of the source, if the destination is a directory
-	named    bool   // also a directory gets it; otherwise, what it has goes there, as if that were its copy
 
 	mu           sync.Mutex
 	stats        Stats
@@ -130,15 +158,15 @@ type job struct {
 	files, links []*item
 }
 
-func (j *job) run(ctx context.Context, top *item) (err error) {
-	if top.Attr, err = j.src.DoAttr(ctx, asking(remotefs.OpStat, top.from)); err != nil {
+// run copies a file or a tree. In a directory, a file gets the name, and with keep also a directory.
+func (j *job) run(ctx context.Context, top *item, name string, keep bool) (err error) {
+	if top.Attr, err = j.src.Stat(ctx, top.from); err != nil {
 		return api.Errorf(api.ExitUsage, "cannot read the source: %s", textOf(err))
 	}
-	if j.into != "" && (j.named || top.Mode&syscall.S_IFMT != syscall.S_IFDIR) {
-		top.to = j.into
+	if top.to == "." && (keep || !top.dir()) && !nameless(name) {
+		top.to = name
 	}
-	top.there, err = j.dst.DoAttr(ctx, asking(remotefs.OpStat, top.to))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if top.there, err = j.dst.Stat(ctx, top.to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return api.Errorf(api.ExitUsage, "cannot read the destination: %s", textOf(err))
 	}
 	for j.add(top); len(j.below) > 0; {
@@ -166,7 +194,10 @@ func (j *job) each(ctx context.Context, items []*item, do func(context.Context, 
 		}
 		busy.Go(func() {
 			defer j.memory.Release(weight)
-			if err := do(ctx, i); err != nil && ctx.Err() == nil {
+			switch err := do(ctx, i); {
+			case err == nil && !i.dir():
+				j.update(func(s *Stats) { s.Files++ })
+			case err != nil && ctx.Err() == nil:
 				j.update(func(s *Stats) { s.note(i, 1, textOf(err)) })
 			}
 		})
@@ -185,6 +216,15 @@ func (s *Stats) note(i *item, failed int, text string) {
 	if len(s.Notes) < maxNotes {
 		s.Notes = append(s.Notes, i.from+": "+text)
 	}
+}
+
+// textOf describes an error of a Client. The numbers are those of Linux, and mean something else on Windows.
+func textOf(err error) string {
+	texts := map[error]string{syscall.Errno(1): "operation not permitted", syscall.Errno(5): "input/output error",
+		syscall.Errno(13): "permission denied", syscall.Errno(16): "another program uses it",
+		syscall.Errno(20): "not a directory", syscall.Errno(28): "no space left on device",
+		syscall.Errno(30): "read-only file system"}
+	return cmp.Or(texts[err], err.Error())
 }
 
 // enter creates a directory, in which this user can write whatever its mode will be, and adds what the source has in
@@ -220,14 +260,14 @@ func (j *job) enter(ctx context.Context, d *item) (err error) {
 // add plans what to do with an item. The caller holds mu, or is alone.
 func (j *job) add(i *item) {
 	is, was, name := i.Mode&syscall.S_IFMT, i.there.Mode&syscall.S_IFMT, path.Base(i.from)
-	switch dir := is == syscall.S_IFDIR; {
+	switch {
 	case strings.HasSuffix(name, partSuffix):
 		j.stats.note(i, 0, "skipping a part of an interrupted copy")
 	case !filepath.IsLocal(name) || filepath.Base(name) != name: // on Windows
 		j.stats.note(i, 1, "this machine cannot have a file of that name")
-	case was != 0 && dir != (was == syscall.S_IFDIR):
+	case was != 0 && i.dir() != (was == syscall.S_IFDIR):
 		j.stats.note(i, 1, "the source or the destination is a directory, and the other is not")
-	case dir:
+	case i.dir():
 		j.below = append(j.below, i)
 	case is == syscall.S_IFREG && was == is && i.Size == i.there.Size && i.Modify/1e9 == i.there.Modify/1e9:
 		j.stats.Skipped++
@@ -246,55 +286,56 @@ func (j *job) leave(ctx context.Context, d *item) error {
 	if d.to == "." {
 		return nil
 	}
-	return j.do(ctx, setting(d.to, d.Attr))
+	return j.set(ctx, d.to, d)
 }
 
 func (j *job) link(ctx context.Context, i *item) error {
-	target, err := j.src.Do(ctx, asking(remotefs.OpReadlink, i.from))
+	target, err := j.src.Do(ctx, remotefs.Request{Op: remotefs.OpReadlink, Path: i.from})
 	if err == nil && i.there.Mode != 0 {
-		err = j.do(ctx, asking(remotefs.OpRemove, i.to))
+		err = j.do(ctx, remotefs.Request{Op: remotefs.OpRemove, Path: i.to})
 	}
 	if err != nil {
 		return err
 	}
-	return j.done(j.do(ctx, remotefs.Request{Op: remotefs.OpSymlink, Path: i.to, To: string(target.Data)}))
+	return j.do(ctx, remotefs.Request{Op: remotefs.OpSymlink, Path: i.to, To: string(target.Data)})
 }
 
 // file copies a file. It copies it once again if what an interrupted copy left was not the beginning of the source.
 func (j *job) file(ctx context.Context, i *item) error {
 	part := i.to + partSuffix
-	for again := false; ; again = true {
+	for again := range 2 {
 		resumed, same, err := j.attempt(ctx, i, part)
 		switch {
 		case err != nil:
 			return err
 		case same:
-			return j.done(j.do(ctx, remotefs.Request{Op: remotefs.OpRename, Path: part, To: i.to}))
+			return j.do(ctx, remotefs.Request{Op: remotefs.OpRename, Path: part, To: i.to})
 		}
-		if err := j.do(ctx, asking(remotefs.OpRemove, part)); err != nil {
+		if err := j.do(ctx, remotefs.Request{Op: remotefs.OpRemove, Path: part}); err != nil {
 			return err
 		}
-		if !resumed || again {
-			return errors.New("it changed while it was copied")
+		if !resumed || again > 0 {
+			break
 		}
 		j.update(func(s *Stats) { s.TotalBytes += int64(i.Size) })
 	}
+	return errors.New("it changed while it was copied")
 }
 
-// attempt writes the part, and reports whether it continued one, and whether the part is now the same as the source.
+// attempt writes the part, and reports whether there was one, and whether it is now the same as the source.
 func (j *job) attempt(ctx context.Context, i *item, part string) (resumed, same bool, err error) {
 	var want, got remotefs.Answer
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
-		want, err = j.src.Do(ctx, asking(remotefs.OpSum, i.from))
+		want, err = j.src.Do(ctx, remotefs.Request{Op: remotefs.OpSum, Path: i.from})
 		return err
 	})
 	g.Go(func() (err error) {
 		if resumed, err = j.write(ctx, i, part); err != nil {
 			return err
 		}
-		g.Go(func() error { return j.do(ctx, setting(part, i.Attr)) }) // in the same round trip as the sum
-		got, err = j.dst.Do(ctx, asking(remotefs.OpSum, part))
+		g.Go(func() error { return j.set(ctx, part, i) }) // in the same round trip as the sum
+		got, err = j.dst.Do(ctx, remotefs.Request{Op: remotefs.OpSum, Path: part})
 		return err
 	})
 	err = g.Wait()
@@ -303,61 +344,54 @@ func (j *job) attempt(ctx context.Context, i *item, part string) (resumed, same 
 
 // write writes what the part lacks. It sets the item's attributes to those that the source has now.
 func (j *job) write(ctx context.Context, i *item, part string) (resumed bool, err error) {
-	src, now, err := j.src.open(ctx, i.from, remotefs.FlagRead)
+	src, now, err := j.src.Open(ctx, i.from, remotefs.FlagRead, 0)
 	if err != nil {
 		return false, err
 	}
+	src.Use(&remotefs.Inode{Path: func() string { return i.from }})
 	defer src.Close()
-	dst, off, err := j.openPart(ctx, part, now.Size)
+	dst, has, err := j.openPart(ctx, part)
 	if err != nil {
 		return false, err
 	}
-	i.Attr, resumed = now, off > 0
+	inode := &remotefs.Inode{Path: func() string { return part }}
+	dst.Use(inode)
+	off := max(0, int64(min(has.Size, now.Size))-rewind)
 	j.update(func(s *Stats) { s.TotalBytes -= off })
+	i.Attr = now
 	for size := int64(now.Size); err == nil && ctx.Err() == nil && off < size; {
 		var data []byte
 		data, err = src.Read(ctx, off, int(min(remotefs.MaxData-off%remotefs.MaxData, size-off)))
-		if data = data[:min(int64(len(data)), size-off)]; err != nil || len(data) == 0 {
+		if err != nil || len(data) == 0 {
 			break
 		}
 		err = dst.Write(data, off)
 		off += int64(len(data))
 		j.update(func(s *Stats) { s.Bytes += int64(len(data)) })
 	}
-	return resumed, cmp.Or(err, dst.Close(), ctx.Err())
+	err = cmp.Or(err, inode.Flush(j.dst))
+	if err == nil && runtime.GOOS == "windows" { // where a file gets the time of its last write when it is closed
+		err = j.do(ctx, inode.On(j.dst, remotefs.Request{Op: remotefs.OpClose}))
+	}
+	return has.Size > 0, cmp.Or(err, dst.Close(), ctx.Err())
 }
 
-// openPart opens a part, to continue it at off. It removes what is no part of a source with that size: what is longer,
-// a file in which this user may not write, or a link, which it does not follow.
-func (j *job) openPart(ctx context.Context, part string, size uint64) (f file, off int64, err error) {
-	for range 2 {
-		f, _, err = j.dst.open(ctx, part, remotefs.FlagWrite|remotefs.FlagCreate|remotefs.FlagExclusive)
-		if err == nil {
-			return f, 0, nil
-		}
-		has, e := j.dst.DoAttr(ctx, asking(remotefs.OpStat, part))
-		if e == nil && has.Mode&syscall.S_IFMT == syscall.S_IFREG && has.Size <= size {
-			if f, has, e = j.dst.open(ctx, part, remotefs.FlagWrite); e == nil {
-				return f, max(0, int64(has.Size)-rewind), nil
-			}
-		}
-		if j.do(ctx, asking(remotefs.OpRemove, part)) != nil {
-			break
-		}
+// openPart opens a part. It replaces a file in which this user may not write, or what is no file.
+func (j *job) openPart(ctx context.Context, part string) (*remotefs.File, remotefs.Attr, error) {
+	f, has, err := j.dst.Open(ctx, part, remotefs.FlagWrite|remotefs.FlagCreate, 0o600)
+	if err != nil && j.do(ctx, remotefs.Request{Op: remotefs.OpRemove, Path: part}) == nil {
+		return j.dst.Open(ctx, part, remotefs.FlagWrite|remotefs.FlagCreate|remotefs.FlagExclusive, 0o600)
 	}
-	return nil, 0, err
+	return f, has, err
+}
+
+func (j *job) set(ctx context.Context, p string, to *item) error {
+	set := remotefs.Set{Mode: new(to.Mode & 0o777), Modify: &to.Modify}
+	return j.do(ctx, remotefs.Request{Op: remotefs.OpSet, Path: p, Set: &set})
 }
 
 // do changes the destination.
 func (j *job) do(ctx context.Context, r remotefs.Request) error {
 	_, err := j.dst.Do(ctx, r)
-	return err
-}
-
-// done counts a file, unless it has failed.
-func (j *job) done(err error) error {
-	if err == nil {
-		j.update(func(s *Stats) { s.Files++ })
-	}
 	return err
 }

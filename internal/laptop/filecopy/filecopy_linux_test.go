@@ -293,10 +293,10 @@ func TestInterruptedCopyContinues(t *testing.T) {
 
 func TestCanceledCopyEnds(t *testing.T) {
 	far, near := t.TempDir(), t.TempDir()
-	write(t, far+"/a", strings.Repeat("x", 4<<20))
+	write(t, far+"/a", strings.Repeat("x", 8<<20))
 	ctx, cancel := context.WithCancel(t.Context())
 	s, err := Copy{Conn: served(t, far, true), Remote: "a", Path: "a", Local: near, Progress: func(s Stats) {
-		if s.Bytes > 1<<20 {
+		if s.Bytes > 4<<20 { // up to 2 MiB are in flight
 			cancel()
 		}
 	}}.Run(ctx)

@@ -107,7 +107,7 @@ func (s *Server) do(r *Request) (a Answer, err error) {
 	case OpSymlink:
 		made, err = r.Path, s.root.Symlink(r.To, r.Path)
 	case OpRemove:
-		err = s.remove(r.Path, r.Flags&FlagDir != 0)
+		err = s.remove(r.Path, r.Flags)
 	case OpRename:
 		err = s.rename(r.Path, r.To)
 	default:

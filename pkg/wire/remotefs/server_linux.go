@@ -57,11 +57,8 @@ func (s *Server) in(p string, do func(dir int, name string) error) error {
 	return control(dir, func(fd int) error { return do(fd, name) })
 }
 
-func (s *Server) remove(p string, dir bool) error {
-	how := 0
-	if dir {
-		how = unix.AT_REMOVEDIR
-	}
+func (s *Server) remove(p string, flags int) error {
+	how := (flags & FlagDir) / FlagDir * unix.AT_REMOVEDIR
 	return s.in(p, func(dir int, name string) error { return unix.Unlinkat(dir, name, how) })
 }
 

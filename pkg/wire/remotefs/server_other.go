@@ -16,8 +16,8 @@ func deviceOf(fs.FileInfo) uint64 { return 0 }
 // errnos are the numbers that errors have on Linux. Those of Windows are 32, a file that another program uses, and 112,
 // a full disk.
 var errnos = map[error]uint32{fs.ErrNotExist: 2, fs.ErrPermission: 13, syscall.Errno(32): 16, fs.ErrExist: 17,
-	syscall.EISDIR: 21, syscall.EINVAL: 22, syscall.EFBIG: 27, syscall.ENOSPC: 28,
-	syscall.Errno(112): 28, syscall.EROFS: 30, syscall.ENOSYS: 38, syscall.ELOOP: 40}
+	syscall.EISDIR: 21, syscall.EINVAL: 22, syscall.EFBIG: 27, syscall.ENOSPC: 28, syscall.Errno(112): 28,
+	syscall.EROFS: 30, syscall.ENOSYS: 38, syscall.ELOOP: 40}
 
 func errnoOf(err error) uint32 {
 	for e, no := range errnos {
@@ -37,8 +37,7 @@ func (s *Server) openAt(p string, flags int, mode uint32) (*os.File, error) {
 		return nil, nil
 	}
 	how := flags & (os.O_WRONLY | os.O_RDWR)
-	for flag, here := range map[int]int{FlagCreate: os.O_CREATE, FlagExclusive: os.O_EXCL, FlagTruncate: os.O_TRUNC,
-		FlagAppend: os.O_APPEND} {
+	for flag, here := range map[int]int{FlagCreate: os.O_CREATE, FlagExclusive: os.O_EXCL, FlagTruncate: os.O_TRUNC} {
 		if flags&flag != 0 {
 			how |= here
 		}
@@ -55,7 +54,7 @@ func (s *Server) openAt(p string, flags int, mode uint32) (*os.File, error) {
 	return f, nil
 }
 
-func (s *Server) remove(p string, _ bool) error { return s.root.Remove(p) }
+func (s *Server) remove(p string, _ int) error { return s.root.Remove(p) }
 
 func (s *Server) rename(p, to string) error { return s.root.Rename(p, to) }
 
