@@ -44,10 +44,10 @@ func newCp(f *command.Factory) *cobra.Command {
 			"Copy a file into a container of a pod", "kubevpn cp dump.sql db-0:/tmp/ -c postgres",
 			"Copy what is in this directory", "kubevpn cp . deployment/web:/app",
 		),
-		Args: func(_ *cobra.Command, args []string) error { return o.parse(args) },
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
+		ValidArgsFunction: o.complete,
+		Args:              func(_ *cobra.Command, args []string) error { return o.parse(args) },
+		RunE:              func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
-	cmd.ValidArgsFunction = o.complete
 	o.kube.AddTo(cmd, f)
 	cmd.Flags().StringVarP(&o.container, "container", "c", "", "container "+defaultContainer)
 	command.CompleteWith(cmd, "container",
@@ -63,95 +63,41 @@ func newCp(f *command.Factory) *cobra.Command {
 
 // parse sets what to copy.
 func (o *cpOptions) parse(args []string) error {
-	var remote []bool
-	for _, arg := range args {
+	for n, arg := range args {
 		name, path, found := strings.Cut(arg, ":")
-		if name != "" && !strings.Contains(name, "/") {
+		if !strings.Contains(name, "/") {
 			name = "pod/" + name
 		}
-		found = found && command.IsWorkload(name) && arg[0] != '.' && arg[0] != '~' && filepath.VolumeName(arg) == ""
-		if remote = append(remote, found); found {
-			o.workload, o.copy.Path = name, path
+		if found && command.IsWorkload(name) && arg[0] != '.' && arg[0] != '~' && filepath.VolumeName(arg) == "" {
+			o.workload, o.copy.Path, o.copy.Upload = name, path, n == 1
 		} else {
 			o.copy.Local = arg
 		}
 	}
-	if len(args) != 2 || remote[0] == remote[1] || o.copy.Path == "" || o.copy.Local == "" {
+	if len(args) != 2 || o.copy.Path == "" || o.copy.Local == "" {
 		return api.Errorf(api.ExitUsage, "`kubevpn cp` takes a path of this machine and one of a container").
 			WithHint("for example `kubevpn cp deployment/web:/app/data ./data` or `kubevpn cp ./data web-0:/app`")
 	}
-	o.copy.Upload = remote[1]
 	return nil
 }
 
 // complete completes the name of a workload, and files of this machine.
 func (o *cpOptions) complete(cmd *cobra.Command, args []string, text string) (all []cobra.Completion,
 	how cobra.ShellCompDirective) {
-	_ = o.parse(append(args, text))
-	if len(args) > 1 || o.workload != "" && strings.Contains(text, ":") {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	if o.workload == "" {
+	if _ = o.parse(append(args, text)); o.workload == "" && len(args) < 2 {
 		all, how = o.kube.CompleteWorkloads(cmd, nil, text)
 	}
-	if len(all) == 0 {
+	switch {
+	case len(all) == 0:
 		return nil, cobra.ShellCompDirectiveDefault
-	}
-	if strings.Contains(text, "/") {
+	case strings.Contains(text, "/"):
 		all = api.Texts(all, func(name string) string { return name + ":" })
 	}
 	return all, how | cobra.ShellCompDirectiveNoSpace
 }
 
+// run opens the files of the container, and copies.
 func (o *cpOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	if err := o.open(ctx, on); err != nil {
-		return err
-	}
-	return o.transfer(ctx, on, quiet)
-}
-
-// transfer copies what open has opened, and prints the result.
-func (o *cpOptions) transfer(ctx context.Context, on func(api.Event), quiet func()) error {
-	start := time.Now()
-	shown := start
-	o.copy.Progress = func(s filecopy.Stats) {
-		if time.Since(shown) > time.Second {
-			shown = time.Now()
-			on(api.Event{Step: "Copying", Detail: fmt.Sprintf("%d of %d files, %s of %s", s.Files, s.TotalFiles,
-				humanize.Bytes(uint64(s.Bytes)), humanize.Bytes(uint64(max(s.TotalBytes, s.Bytes))))})
-		}
-	}
-	s, err := o.copy.Run(ctx)
-	for _, note := range s.Notes {
-		on(api.Event{Warning: note})
-	}
-	quiet()
-	const again = "The same command continues the copy."
-	switch _, explained := errors.AsType[*api.Error](err); {
-	case ctx.Err() != nil:
-		return api.Errorf(api.ExitInterrupted, "interrupted after %s", api.Count(s.Files, "file")).WithHint(again)
-	case explained:
-		return err
-	case err != nil:
-		return api.Errorf(api.ExitLost, "%w", err).WithHint(again)
-	}
-	took := time.Since(start).Seconds()
-	if o.output.ForPeople() {
-		fmt.Fprintf(o.f.Out, "copied %s, %s in %.1fs (skipped %d that were there)\n", api.Count(s.Files, "file"),
-			humanize.Bytes(uint64(s.Bytes)), took, s.Skipped)
-	} else if err := o.output.Print(o.f.Out, map[string]any{"files": s.Files, "bytes": s.Bytes, "skipped": s.Skipped,
-		"seconds": took}); err != nil {
-		return err
-	}
-	if s.Failed > 0 {
-		return api.Errorf(api.ExitUnexpected, "cannot copy %s", api.Count(s.Failed, "file")).
-			WithHint("The warnings have the causes. The same command tries these files again.")
-	}
-	return nil
-}
-
-// open opens the files of the container.
-func (o *cpOptions) open(ctx context.Context, on func(api.Event)) error {
 	l, err := o.kube.Login(ctx, on)
 	if err != nil {
 		return err
@@ -178,5 +124,44 @@ func (o *cpOptions) open(ctx context.Context, on func(api.Event)) error {
 	}
 	o.copy.Conn, o.copy.Remote = files.Conn, files.Name
 	on(api.Event{Step: "Opening the files of " + pod.Name, Detail: files.How, Done: true})
-	return nil
+	return o.transfer(ctx, on, quiet)
+}
+
+// transfer copies, and prints the result.
+func (o *cpOptions) transfer(ctx context.Context, on func(api.Event), quiet func()) error {
+	start, shown := time.Now(), time.Now()
+	o.copy.Progress = func(s filecopy.Stats) {
+		if time.Since(shown) > time.Second {
+			shown = time.Now()
+			on(api.Event{Step: "Copying", Detail: fmt.Sprintf("%d of %d files, %s of %s", s.Files, s.TotalFiles,
+				humanize.Bytes(uint64(s.Bytes)), humanize.Bytes(uint64(max(s.TotalBytes, s.Bytes))))})
+		}
+	}
+	s, err := o.copy.Run(ctx)
+	for _, note := range s.Notes {
+		on(api.Event{Warning: note})
+	}
+	quiet()
+	const again = "The same command continues the copy."
+	switch _, explained := errors.AsType[*api.Error](err); {
+	case ctx.Err() != nil:
+		return api.Errorf(api.ExitInterrupted, "interrupted after %s", api.Count(s.Files, "file")).WithHint(again)
+	case explained:
+		return err
+	case err != nil:
+		return api.Errorf(api.ExitLost, "%w", err).WithHint(again)
+	}
+	took := time.Since(start).Seconds()
+	if o.output.ForPeople() {
+		fmt.Fprintf(o.f.Out, "copied %s, %s in %.1fs (skipped %d that were there)\n", api.Count(s.Files, "file"),
+			humanize.Bytes(uint64(s.Bytes)), took, s.Skipped)
+	} else {
+		err = o.output.Print(o.f.Out, map[string]any{"files": s.Files, "bytes": s.Bytes, "skipped": s.Skipped,
+			"seconds": took})
+	}
+	if err == nil && s.Failed > 0 {
+		return api.Errorf(api.ExitUnexpected, "cannot copy %s", api.Count(s.Failed, "file")).
+			WithHint("The warnings have the causes. The same command tries these files again.")
+	}
+	return err
 }
