@@ -44,7 +44,9 @@ func (c *Client) take(ctx context.Context, p string) (*session, Answer, bool) {
 	}
 	if ok {
 		a, err := f.wait(ctx)
-		return f.s, a, err == nil && a.Attr != nil && uint64(len(a.Data)) == a.Attr.Size
+		if err == nil && a.Attr != nil && uint64(len(a.Data)) == a.Attr.Size {
+			return f.s, a, true
+		}
 	}
 	f.drop()
 	return nil, Answer{}, false
