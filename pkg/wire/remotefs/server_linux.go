@@ -1,7 +1,6 @@
 package remotefs
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/unixsocket"
 )
 
 func deviceOf(info fs.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Dev }
@@ -54,7 +55,7 @@ func (s *Server) in(p string, do func(dir int, name string) error) error {
 		return err
 	}
 	defer dir.Close()
-	return control(dir, func(fd int) error { return do(fd, name) })
+	return unixsocket.Control(dir, func(fd int) error { return do(fd, name) })
 }
 
 func (s *Server) remove(p string, flags int) error {
@@ -79,7 +80,7 @@ func (s *Server) special(r *Request, f *os.File, a *Answer) (err error) {
 		}
 	case OpStatfs:
 		var st unix.Statfs_t
-		err = control(f, func(fd int) error { return unix.Fstatfs(fd, &st) })
+		err = unixsocket.Control(f, func(fd int) error { return unix.Fstatfs(fd, &st) })
 		a.Statfs = &Statfs{BlockSize: uint32(st.Bsize), Blocks: st.Blocks, Free: st.Bfree, Available: st.Bavail,
 			Files: st.Files, FilesFree: st.Ffree}
 	default:
@@ -88,19 +89,10 @@ func (s *Server) special(r *Request, f *os.File, a *Answer) (err error) {
 	return err
 }
 
-// control calls do with the file's descriptor.
-func control(f *os.File, do func(fd int) error) (err error) {
-	raw, e := f.SyscallConn()
-	if e == nil {
-		e = raw.Control(func(fd uintptr) { err = do(int(fd)) })
-	}
-	return cmp.Or(e, err)
-}
-
 // attr returns the attributes of a name in an open directory; "": of the file itself.
 func (s *Server) attr(f *os.File, _, name string) (*Attr, error) {
 	var st unix.Statx_t
-	err := control(f, func(fd int) error {
+	err := unixsocket.Control(f, func(fd int) error {
 		return unix.Statx(fd, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT,
 			unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
 	})
@@ -118,7 +110,7 @@ func lock(f *os.File, l *Lock) (*Lock, error) {
 		return nil, syscall.EINVAL
 	}
 	at := unix.Flock_t{Type: int16(l.Type), Start: l.Start, Len: l.Len}
-	err := control(f, func(fd int) error {
+	err := unixsocket.Control(f, func(fd int) error {
 		switch {
 		case l.File:
 			how := []int{unix.F_RDLCK: unix.LOCK_SH, unix.F_WRLCK: unix.LOCK_EX, unix.F_UNLCK: unix.LOCK_UN}[l.Type]
@@ -142,7 +134,7 @@ func set(f *os.File, c *Set) error {
 			times[n] = unix.NsecToTimespec(*t)
 		}
 	}
-	return control(f, func(fd int) (err error) {
+	return unixsocket.Control(f, func(fd int) (err error) {
 		name := fmt.Sprintf("/proc/self/fd/%d", fd)
 		if c.Size != nil {
 			err = unix.Ftruncate(fd, int64(*c.Size)) // whatever its mode is now
