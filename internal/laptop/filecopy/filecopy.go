@@ -22,7 +22,6 @@ import (
 	"io"
 	"io/fs"
 	"net"
-	"os"
 	"path"
 	"path/filepath"
 	"runtime"
@@ -82,7 +81,11 @@ func (c Copy) Run(ctx context.Context) (Stats, error) {
 	defer cancel(nil)
 	far, near := remotefs.NewClient(), remotefs.NewClient()
 	serving.Go(func() { cancel(far.Serve(ctx, watched{c.Conn, cancel})) })
-	server, from, err := locate(c.Local, c.Upload)
+	local := c.Local
+	if to, err := filepath.EvalSymlinks(local); c.Upload && err == nil {
+		local = to
+	}
+	server, from, err := remotefs.Open(local, c.Upload)
 	if err != nil {
 		return Stats{}, api.Errorf(api.ExitUsage, "cannot open %s: %w", c.Local, err)
 	}
@@ -101,25 +104,6 @@ func (c Copy) Run(ctx context.Context) (Stats, error) {
 
 // nameless reports whether the last element of a path does not say how a directory is called.
 func nameless(base string) bool { return slices.Contains([]string{".", "..", "/", `\`}, base) }
-
-// locate returns a Server of the directory that a path names, and ".", or else of the parent, and the name. It follows
-// a link to a source.
-func locate(p string, source bool) (*remotefs.Server, string, error) {
-	if to, err := filepath.EvalSymlinks(p); source && err == nil {
-		p = to
-	}
-	name := "."
-	root, err := os.OpenRoot(p)
-	if err != nil {
-		name = filepath.Base(p)
-		root, err = os.OpenRoot(filepath.Dir(p))
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	server, err := remotefs.NewServer(root, source)
-	return server, name, err
-}
 
 // watched ends a copy before the Client's requests fail because the conn has ended: no file fails for that.
 type watched struct {
@@ -161,13 +145,13 @@ type job struct {
 // run copies a file or a tree. In a directory, a file gets the name, and with keep also a directory.
 func (j *job) run(ctx context.Context, top *item, name string, keep bool) (err error) {
 	if top.Attr, err = j.src.Stat(ctx, top.from); err != nil {
-		return api.Errorf(api.ExitUsage, "cannot read the source: %s", textOf(err))
+		return api.Errorf(api.ExitUsage, "cannot read the source: %s", remotefs.Text(err))
 	}
 	if top.to == "." && (keep || !top.dir()) && !nameless(name) {
 		top.to = name
 	}
 	if top.there, err = j.dst.Stat(ctx, top.to); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return api.Errorf(api.ExitUsage, "cannot read the destination: %s", textOf(err))
+		return api.Errorf(api.ExitUsage, "cannot read the destination: %s", remotefs.Text(err))
 	}
 	for j.add(top); len(j.below) > 0; {
 		level := j.below
@@ -198,7 +182,7 @@ func (j *job) each(ctx context.Context, items []*item, do func(context.Context, 
 			case err == nil && !i.dir():
 				j.update(func(s *Stats) { s.Files++ })
 			case err != nil && ctx.Err() == nil:
-				j.update(func(s *Stats) { s.note(i, 1, textOf(err)) })
+				j.update(func(s *Stats) { s.note(i, 1, remotefs.Text(err)) })
 			}
 		})
 	}
@@ -216,15 +200,6 @@ func (s *Stats) note(i *item, failed int, text string) {
 	if len(s.Notes) < maxNotes {
 		s.Notes = append(s.Notes, i.from+": "+text)
 	}
-}
-
-// textOf describes an error of a Client. The numbers are those of Linux, and mean something else on Windows.
-func textOf(err error) string {
-	texts := map[error]string{syscall.Errno(1): "operation not permitted", syscall.Errno(5): "input/output error",
-		syscall.Errno(13): "permission denied", syscall.Errno(16): "another program uses it",
-		syscall.Errno(20): "not a directory", syscall.Errno(28): "no space left on device",
-		syscall.Errno(30): "read-only file system"}
-	return cmp.Or(texts[err], err.Error())
 }
 
 // enter creates a directory, in which this user can write whatever its mode will be, and adds what the source has in

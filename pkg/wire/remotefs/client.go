@@ -102,6 +102,15 @@ type call struct {
 	from, to int64 // the range of a write
 }
 
+// Text describes an error of a Client. The numbers are those of Linux, and mean something else on Windows.
+func Text(err error) string {
+	texts := map[error]string{syscall.Errno(1): "operation not permitted", syscall.Errno(5): "input/output error",
+		syscall.Errno(13): "permission denied", syscall.Errno(16): "another program uses it",
+		syscall.Errno(20): "not a directory", syscall.Errno(28): "no space left on device",
+		syscall.Errno(30): "read-only file system"}
+	return cmp.Or(texts[err], err.Error())
+}
+
 // Await returns the next value of a channel, or EINTR a while after ctx has ended.
 func Await[T any](ctx context.Context, values <-chan T) (v T, err error) {
 	select {

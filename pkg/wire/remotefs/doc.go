@@ -3,7 +3,7 @@
 //	program ─ FUSE, or cp ─▶ Client ══ requests, answered in any order ══▶ Server ─▶ os.Root
 //
 // It is about single operations, at any offset, and about what a file system must keep: links, modes, errors, locks.
-// Package filesync sends whole files in rounds instead, and so never shows a part of one.
+// OpPut is for whole files, so that nobody sees a part of one: package filesync uses it.
 //
 // # Consistency
 //

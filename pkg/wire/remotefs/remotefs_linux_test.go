@@ -697,7 +697,9 @@ func FuzzServer(f *testing.F) {
 	for _, r := range []Request{{ID: 1, Op: OpList, Path: ".", Size: 10},
 		{ID: 2, Op: OpOpen, Path: "a", Flags: FlagRead},
 		{ID: 3, Op: OpSet, Path: "a", Set: &Set{}}, {ID: 4, Op: OpLock, Handle: 1, Lock: &Lock{}},
-		{ID: 5, Op: OpRename, Path: "a", To: "../b"}} {
+		{ID: 5, Op: OpRename, Path: "a", To: "../b"},
+		{ID: 6, Op: OpPut, Path: "../a", Data: []byte("x"), Set: &Set{}}, {ID: 7, Op: OpPut, Path: "l/a", To: ".."},
+		{ID: 8, Op: OpOpen, Path: "../a", Flags: FlagWrite | FlagAside}, {ID: 9, Op: OpSynced, Flags: 3}} {
 		var b bytes.Buffer
 		newStream(readWriteCloser{&b, &b}).send(&r)
 		f.Add(b.Bytes())

@@ -1,13 +1,16 @@
 package remotefs
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -23,14 +26,33 @@ const (
 
 // Server carries out the requests of one Client in a directory.
 type Server struct {
+	// Synced is called for each OpSynced. It is set before Serve, and may be nil.
+	Synced func(changes, all bool)
+
 	root     *os.Root
 	device   uint64
 	readOnly bool
 	listing  sync.Mutex // one OpList at a time, until its answer is sent: these are long
 
-	mu   sync.Mutex
-	last uint64
-	open map[uint64]*os.File // nil: Serve has ended
+	mu    sync.Mutex
+	last  uint64
+	open  map[uint64]*os.File
+	aside map[*os.File]bool // those of FlagAside
+}
+
+// Open returns a Server of the directory p and ".", or else of the directory that p is in, and the name.
+func Open(p string, readOnly bool) (*Server, string, error) {
+	name := "."
+	root, err := os.OpenRoot(p)
+	if err != nil {
+		name = filepath.Base(p)
+		root, err = os.OpenRoot(filepath.Dir(p))
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	s, err := NewServer(root, readOnly)
+	return s, name, err
 }
 
 // NewServer returns a Server of the directory, which it owns. With readOnly, it changes nothing. The umask of this
@@ -40,13 +62,16 @@ func NewServer(root *os.Root, readOnly bool) (*Server, error) {
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
-	return &Server{root: root, device: deviceOf(info), readOnly: readOnly, open: make(map[uint64]*os.File)}, nil
+	return &Server{root: root, device: deviceOf(info), readOnly: readOnly, open: make(map[uint64]*os.File),
+		aside: make(map[*os.File]bool)}, nil
 }
 
 // Serve carries out requests until the stream ends, which is no error, or ctx does. It closes the stream, and all
-// files. It is called once.
+// files. It is called once. No request is carried out after it has returned.
 func (s *Server) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
 	defer s.close()
+	var work sync.WaitGroup
+	defer work.Wait()
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	stream, slots := newStream(conn), make(chan struct{}, maxBusy)
@@ -59,7 +84,7 @@ func (s *Server) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
 			return err
 		}
 		slots <- struct{}{}
-		go func() {
+		work.Go(func() {
 			defer func() { <-slots }()
 			if r.Op == OpList {
 				s.listing.Lock()
@@ -71,18 +96,28 @@ func (s *Server) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
 				a.Errno = errnoOf(err)
 			}
 			stream.send(a)
-		}()
+		})
 	}
 }
 
 func (s *Server) close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.open {
-		f.Close()
+	for handle, f := range s.open {
+		_ = s.drop(handle, f) // the Client is gone
 	}
-	s.open = nil
 	s.root.Close()
+}
+
+// drop closes a file, and removes one that is aside.
+func (s *Server) drop(handle uint64, f *os.File) (err error) {
+	s.mu.Lock()
+	aside := s.aside[f]
+	delete(s.open, handle)
+	delete(s.aside, f)
+	s.mu.Unlock()
+	if aside {
+		err = s.remove(f.Name(), 0)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // do carries out one request.
@@ -110,6 +145,12 @@ func (s *Server) do(r *Request) (a Answer, err error) {
 		err = s.remove(r.Path, r.Flags)
 	case OpRename:
 		err = s.rename(r.Path, r.To)
+	case OpPut:
+		made, err = r.Path, s.put(r)
+	case OpSynced:
+		if s.Synced != nil {
+			s.Synced(r.Flags&SyncedChanges != 0, r.Flags&SyncedAll != 0)
+		}
 	default:
 		err = s.with(r, func(f *os.File) error { return s.onFile(r, f, &a) })
 	}
@@ -152,7 +193,11 @@ func (s *Server) openFor(r *Request) (a Answer, err error) {
 		return a, syscall.EINVAL
 	}
 	flags := access | r.Flags&(FlagCreate|FlagExclusive|FlagTruncate|FlagAppend)
-	f, err := s.openAt(r.Path, flags, r.Mode&0o777)
+	name, mode, aside := r.Path, r.Mode&0o777, r.Flags&FlagAside != 0
+	if aside {
+		name, flags, mode = besides(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600
+	}
+	f, err := s.openAt(name, flags, mode)
 	if err != nil {
 		return a, err
 	}
@@ -165,18 +210,19 @@ func (s *Server) openFor(r *Request) (a Answer, err error) {
 		a.Data, err = io.ReadAll(io.LimitReader(f, MaxData))
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err == nil && (s.open == nil || len(s.open) >= maxOpen) {
-		err = syscall.EMFILE
+	if s.last++; len(s.open) >= maxOpen {
+		err = cmp.Or(err, error(syscall.EMFILE))
 	}
+	s.open[s.last], s.aside[f], a.Handle = f, aside, s.last
+	s.mu.Unlock()
 	if err != nil {
-		f.Close()
-		return a, err
+		_ = s.drop(a.Handle, f) // err says more
 	}
-	s.last++
-	s.open[s.last], a.Handle = f, s.last
-	return a, nil
+	return a, err
 }
+
+// besides returns the path of a new file in the directory of p.
+func besides(p string) string { return path.Join(path.Dir(p), AsidePrefix+rand.Text()) }
 
 // onFile carries out an operation of a file.
 func (s *Server) onFile(r *Request, f *os.File, a *Answer) (err error) {
@@ -199,10 +245,7 @@ func (s *Server) onFile(r *Request, f *os.File, a *Answer) (err error) {
 	case OpFsync:
 		err = f.Sync()
 	case OpClose:
-		s.mu.Lock()
-		delete(s.open, r.Handle)
-		s.mu.Unlock()
-		err = f.Close()
+		err = s.drop(r.Handle, f)
 	case OpSum:
 		if a.Attr, err = s.attr(f, r.Path, ""); err == nil && a.Attr.Mode&syscall.S_IFMT != syscall.S_IFREG {
 			return syscall.EINVAL

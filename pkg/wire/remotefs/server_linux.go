@@ -28,17 +28,74 @@ const pathOnly = unix.O_PATH // for attributes, also of a link
 // openAt opens a file. It does not follow a link at the end of the path, as os.Root would: somebody may have put it in
 // the place of a file. A pipe does not block.
 func (s *Server) openAt(p string, flags int, mode uint32) (f *os.File, err error) {
-	err = s.in(p, func(dir int, name string) error {
-		fd, err := -1, error(unix.EINTR)
-		for err == unix.EINTR {
-			fd, err = unix.Openat(dir, name, flags|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
-		}
-		if err == nil {
-			f = os.NewFile(uintptr(fd), p)
-		}
+	err = s.in(p, func(dir int, name string) (err error) {
+		f, err = openIn(dir, name, p, flags, mode)
 		return err
 	})
 	return f, err
+}
+
+func openIn(dir int, name, p string, flags int, mode uint32) (*os.File, error) {
+	for {
+		fd, err := unix.Openat(dir, name, flags|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
+		switch err {
+		case nil:
+			return os.NewFile(uintptr(fd), p), nil
+		case unix.EINTR:
+		default:
+			return nil, err
+		}
+	}
+}
+
+// put carries out OpPut. Whoever reads the path sees what was there, or all that is new. A file that was made aside
+// stays so if that fails.
+func (s *Server) put(r *Request) error {
+	s.mu.Lock()
+	f := s.open[r.Handle]
+	aside := s.aside[f]
+	s.mu.Unlock()
+	if !aside && r.Handle != 0 {
+		return syscall.EBADF
+	}
+	return s.in(r.Path, func(dir int, name string) (err error) {
+		temp := path.Base(besides(""))
+		switch {
+		case aside:
+			temp = path.Base(f.Name())
+			err = set(f, r.Set)
+		case r.To != "":
+			err = unix.Symlinkat(r.To, dir, temp)
+		default:
+			err = create(dir, temp, r)
+		}
+		if err == nil {
+			err = unix.Renameat(dir, temp, dir, name)
+		}
+		switch {
+		case err == nil && aside:
+			s.mu.Lock()
+			s.aside[f] = false
+			s.mu.Unlock()
+			err = s.drop(r.Handle, f)
+		case err != nil && !aside:
+			_ = unix.Unlinkat(dir, temp, 0) // it may not exist
+		}
+		return err
+	})
+}
+
+// create makes a file with the data and the attributes of an OpPut.
+func create(dir int, name string, r *Request) error {
+	f, err := openIn(dir, name, r.Path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(r.Data)
+	if err == nil {
+		err = set(f, r.Set)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // in calls do with the directory of a path, and the name there.

@@ -35,6 +35,8 @@ const (
 	OpStatfs                 // Path ─▶ Statfs
 	OpLock                   // Handle, Lock ─▶ Lock, if it asks
 	OpSum                    // Path ─▶ Data: SHA-256 of the file
+	OpPut                    // Path; Data, Handle (FlagAside), or To: a link; Set ─▶ Attr. It replaces a file at once
+	OpSynced                 // Flags: SyncedChanges, SyncedAll ─▶ when Server.Synced has returned
 )
 
 // Flags of OpOpen and OpRemove, the same on each operating system: those of open(2) of Linux, but the first two are
@@ -43,7 +45,15 @@ const (
 	FlagRead, FlagWrite               = 1, 2
 	FlagCreate, FlagExclusive         = 0o100, 0o200
 	FlagTruncate, FlagAppend, FlagDir = 0o1000, 0o2000, 0o200000
+	// FlagAside makes a file beside the path, which is removed when it is closed unless OpPut has moved it there.
+	FlagAside = 1 << 30
 )
+
+// AsidePrefix begins the names of files beside others. A Server that is killed may leave one.
+const AsidePrefix = ".kubevpn-sync-"
+
+// Flags of OpSynced: something has changed since the last one; the directory has everything that the Client has for it.
+const SyncedChanges, SyncedAll = 1, 2
 
 // Attr are the attributes of a file.
 type Attr struct {
@@ -201,7 +211,7 @@ func (r *Request) check(readOnly bool) error {
 // changes reports whether a request may change files.
 func (r *Request) changes() bool {
 	switch r.Op {
-	case OpStat, OpList, OpReadlink, OpRead, OpFsync, OpClose, OpStatfs, OpLock, OpSum:
+	case OpStat, OpList, OpReadlink, OpRead, OpFsync, OpClose, OpStatfs, OpLock, OpSum, OpSynced:
 		return false
 	case OpOpen:
 		return r.Flags&^(FlagRead|FlagDir) != 0
