@@ -10,7 +10,6 @@ package podfiles
 import (
 	"compress/gzip"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,8 +34,6 @@ const (
 	prefix = "kubevpn-files-"
 	// stay is how long the container stays after its last use.
 	stay = 10 * time.Minute
-	// maxHello limits the first line of the far end, in bytes.
-	maxHello = 64 << 10
 )
 
 // Source is a container of a pod that runs.
@@ -155,19 +152,14 @@ func (s Source) dial(ctx context.Context, container string, command []string, pa
 			conn.Close()
 		}
 	}()
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	line, err := readLine(conn, maxHello)
-	var hello files.Hello
-	if err == nil {
-		err = json.Unmarshal(line, &hello)
-	}
+	hello, err := files.ReadHello(ctx, conn)
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
+	case errors.Is(err, files.ErrVersion): // a program of this version may be used instead
+		return nil, api.Errorf(api.ExitInject, "%w %s", err, container)
 	case err != nil:
 		return nil, s.Cluster.Explain(fmt.Errorf("cannot serve the files of the container %s: %w", s.Container, err))
-	case hello.Protocol != files.Protocol: // a program of this version may be used instead
-		return nil, api.Errorf(api.ExitInject, "the program in the container %s has another version", container)
 	case hello.Error != "":
 		code := api.ExitUsage
 		if hello.Unseen {
@@ -176,21 +168,6 @@ func (s Source) dial(ctx context.Context, container string, command []string, pa
 		return nil, api.Errorf(code, "%s", api.OneLine(hello.Error))
 	}
 	return &Files{Conn: conn, Name: hello.Name}, nil
-}
-
-// readLine reads a line, and nothing after it.
-func readLine(r io.Reader, limit int) (line []byte, err error) {
-	b := make([]byte, 1)
-	for len(line) < limit {
-		if _, err := io.ReadFull(r, b); err != nil {
-			return nil, err
-		}
-		if b[0] == '\n' {
-			return line, nil
-		}
-		line = append(line, b[0])
-	}
-	return nil, errors.New("its first line is too long")
 }
 
 // place writes a program to the first directory from which the container may run one, and prints its path.

@@ -47,17 +47,3 @@ capabilities: {drop: [ALL]}, seccompProfile: {type: RuntimeDefault}}`
 		})
 	}
 }
-
-// The first line of the far end is bounded, and nothing after it is lost.
-func TestReadLineTakesOnlyTheLine(t *testing.T) {
-	r := strings.NewReader("hello\nrest")
-	if line, err := readLine(r, 10); string(line) != "hello" || err != nil || r.Len() != 4 {
-		t.Errorf("%q, %v, left %d", line, err, r.Len())
-	}
-	if line, err := readLine(strings.NewReader(strings.Repeat("x", 100)), 10); err == nil {
-		t.Errorf("%q", line)
-	}
-	if line, err := readLine(strings.NewReader("half"), 10); err == nil {
-		t.Errorf("%q", line)
-	}
-}

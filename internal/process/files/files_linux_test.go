@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -118,5 +119,19 @@ func TestWaitEndsAfterTheLastUse(t *testing.T) {
 	o.stay = time.Hour
 	if err := o.wait(ctx); err != nil {
 		t.Error(err)
+	}
+}
+
+// The first line of the far end is bounded, and nothing after it is lost.
+func TestReadLineTakesOnlyTheLine(t *testing.T) {
+	r := strings.NewReader("hello\nrest")
+	if line, err := readLine(r, 10); string(line) != "hello" || err != nil || r.Len() != 4 {
+		t.Errorf("%q, %v, left %d", line, err, r.Len())
+	}
+	if line, err := readLine(strings.NewReader(strings.Repeat("x", 100)), 10); err == nil {
+		t.Errorf("%q", line)
+	}
+	if line, err := readLine(strings.NewReader("half"), 10); err == nil {
+		t.Errorf("%q", line)
 	}
 }
