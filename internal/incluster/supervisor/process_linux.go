@@ -36,7 +36,7 @@ func (s *Supervisor) runCommand(ctx context.Context) (int, error) {
 	signal.Notify(c.signals, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
 	defer signal.Stop(c.signals)
 
-	if len(s.targets) > 0 {
+	if len(s.dirs) > 0 {
 		s.cfg.Logger.Info("waiting for the first files")
 	}
 	if _, sig := c.wait(ctx, s.copied, nil); sig != 0 {
@@ -54,7 +54,7 @@ func (c *command) loop(ctx context.Context) (int, error) {
 	for first := true; ; first = false {
 		began := time.Now()
 		p, err := c.family.Start(c.program)
-		if err != nil && first && len(c.targets) == 0 {
+		if err != nil && first && len(c.dirs) == 0 {
 			return 0, err
 		}
 		succeeded := false
@@ -66,7 +66,7 @@ func (c *command) loop(ctx context.Context) (int, error) {
 			switch reason {
 			case ending:
 				return exit, nil
-			case files:
+			case newFiles:
 				c.backoff = backoffFirst
 				continue
 			}
@@ -130,7 +130,7 @@ type endReason int
 
 const (
 	itself endReason = iota
-	files
+	newFiles
 	ending
 )
 
@@ -147,7 +147,7 @@ func (c *command) attend(ctx context.Context, p *subreaper.Process) endReason {
 		case <-c.changed:
 			if reason == itself {
 				c.cfg.Logger.Info("files arrived; restarting the command")
-				reason, killAt = files, time.After(stopGrace)
+				reason, killAt = newFiles, time.After(stopGrace)
 				p.SignalGroup(unix.SIGTERM)
 			}
 		case <-killAt:

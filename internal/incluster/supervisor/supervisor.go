@@ -26,18 +26,21 @@ package supervisor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
+	"kubevpn/internal/process/files"
 	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
-	"kubevpn/pkg/wire/filesync"
+	"kubevpn/pkg/wire/remotefs"
 )
 
 const (
@@ -60,22 +63,32 @@ type Config struct {
 // Supervisor runs a command. Run is called once.
 type Supervisor struct {
 	cfg     Config
-	targets []*filesync.Target
+	dirs    []*directory
 	changed wakeup.Signal // new files arrived
 
 	mu     sync.Mutex
-	behind map[int]bool  // directories that do not have all files yet
-	copied chan struct{} // closed when behind is empty
+	behind map[*directory]bool // those that do not have all files yet
+	copied chan struct{}       // closed when behind is empty
+}
+
+// directory is served to one connection at a time: what an older one has not carried out yet is outdated.
+type directory struct {
+	path string
+	turn sync.Mutex
+
+	mu  sync.Mutex
+	end context.CancelFunc // of the latest connection; nil: there was none
 }
 
 // New returns a supervisor that does not run yet.
 func New(cfg Config) *Supervisor {
-	s := &Supervisor{cfg: cfg, changed: wakeup.NewSignal(), behind: make(map[int]bool), copied: make(chan struct{})}
-	for n, dir := range cfg.Dirs {
-		s.targets = append(s.targets, filesync.NewTarget(filesync.TargetConfig{
-			Dir: dir, Logger: cfg.Logger.With("dir", dir), OnSync: func(b filesync.Batch) { s.onSync(n, b) },
-		}))
-		s.behind[n] = true
+	s := &Supervisor{
+		cfg: cfg, changed: wakeup.NewSignal(), behind: make(map[*directory]bool), copied: make(chan struct{}),
+	}
+	for _, path := range cfg.Dirs {
+		d := &directory{path: path}
+		s.dirs = append(s.dirs, d)
+		s.behind[d] = true
 	}
 	if len(s.behind) == 0 {
 		close(s.copied)
@@ -83,15 +96,15 @@ func New(cfg Config) *Supervisor {
 	return s
 }
 
-// onSync records the result of a round of synchronization in a directory.
-func (s *Supervisor) onSync(dir int, b filesync.Batch) {
-	if s.cfg.Restart && b.Changed() {
+// synced records that files arrived in a directory, and that they are all.
+func (s *Supervisor) synced(d *directory, changes, all bool) {
+	if s.cfg.Restart && changes {
 		s.changed.Raise()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b.Complete && s.behind[dir] {
-		delete(s.behind, dir)
+	if all && s.behind[d] {
+		delete(s.behind, d)
 		if len(s.behind) == 0 {
 			close(s.copied)
 		}
@@ -146,8 +159,37 @@ func (s *Supervisor) serve(ctx context.Context, conn net.Conn) error {
 		return fmt.Errorf("cannot clear the read deadline: %w", err)
 	}
 	n := int(number[0])
-	if n >= len(s.targets) {
-		return fmt.Errorf("%d is not one of the %d directories", n, len(s.targets))
+	if n >= len(s.dirs) {
+		return fmt.Errorf("%d is not one of the %d directories", n, len(s.dirs))
 	}
-	return s.targets[n].Serve(ctx, conn)
+	return s.serveDir(ctx, conn, s.dirs[n])
+}
+
+// serveDir lets the other end of conn change a directory, until it ends or another connection takes its place.
+func (s *Supervisor) serveDir(ctx context.Context, conn net.Conn, d *directory) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	d.mu.Lock()
+	if d.end != nil {
+		d.end()
+	}
+	d.end = end
+	d.mu.Unlock()
+	d.turn.Lock()
+	defer d.turn.Unlock()
+
+	err := os.MkdirAll(filepath.Dir(d.path), 0o755)
+	var server *remotefs.Server
+	hello := files.Hello{Protocol: files.Protocol}
+	if err == nil {
+		server, hello.Name, err = remotefs.Open(d.path, false)
+	}
+	if err != nil {
+		hello.Error = err.Error()
+	}
+	if e := json.NewEncoder(conn).Encode(hello); e != nil || err != nil {
+		return errors.Join(err, e)
+	}
+	server.Synced = func(changes, all bool) { s.synced(d, changes, all) }
+	return server.Serve(ctx, conn)
 }

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevpn/internal/process/files"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/filesync"
 )
@@ -120,26 +121,38 @@ func (s *supervised) sync(t *testing.T, dir, number string) *filesync.Source {
 	t.Helper()
 	source := filesync.NewSource(filesync.SourceConfig{
 		Dir: dir, Logger: slog.New(slog.DiscardHandler), OnSync: func(filesync.Batch) {},
-		Dial: func(context.Context) (net.Conn, error) {
+		Dial: func(ctx context.Context) (net.Conn, string, error) {
 			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
-				return nil, err
+				return nil, "", err
 			}
 			ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
 			defer ours.Close()
-			defer theirs.Close()
 			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "as-traffic", "sync", "--socket", s.socket, number)
 			cmd.Stdin, cmd.Stdout = theirs, theirs
-			if err := cmd.Start(); err != nil {
-				return nil, err
+			err = cmd.Start()
+			theirs.Close() // its end is seen
+			if err != nil {
+				return nil, "", err
 			}
 			go func() { _ = cmd.Wait() }()
-			return net.FileConn(ours)
+			conn, err := net.FileConn(ours)
+			if err != nil {
+				return nil, "", err
+			}
+			hello, err := files.ReadHello(ctx, conn)
+			if err == nil && hello.Error != "" {
+				err = fmt.Errorf("at the other end: %s", hello.Error)
+			}
+			return conn, hello.Name, err
 		},
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- source.Run(ctx) }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		source.Run(ctx)
+	}()
 	t.Cleanup(func() {
 		cancel()
 		<-ended

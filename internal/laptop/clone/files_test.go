@@ -2,7 +2,7 @@ package clone
 
 import (
 	"context"
-	"log/slog"
+	"encoding/json"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,8 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/process/files"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/wire/filesync"
+	"kubevpn/pkg/wire/remotefs"
 )
 
 // containers makes each pod receive files in a directory, as `traffic supervise` does.
@@ -33,8 +34,21 @@ func containers(t *testing.T, w *world, place func(pod string) string) {
 		if want := []string{api.SupervisorProgram, "sync", "0"}; !slices.Equal(command, want) {
 			t.Errorf("%q is run, want %q", command, want)
 		}
-		target := filesync.NewTarget(filesync.TargetConfig{Dir: place(pod), Logger: slog.New(slog.DiscardHandler)})
-		serving.Go(func() { _ = target.Serve(ctx, theirs) }) // the source reports errors
+		serving.Go(func() {
+			defer theirs.Close()
+			hello := files.Hello{Protocol: files.Protocol}
+			err := os.MkdirAll(filepath.Dir(place(pod)), 0o755)
+			var server *remotefs.Server
+			if err == nil {
+				server, hello.Name, err = remotefs.Open(place(pod), false)
+			}
+			if err != nil {
+				hello.Error = err.Error()
+			}
+			if json.NewEncoder(theirs).Encode(hello) == nil && err == nil {
+				_ = server.Serve(ctx, theirs) // the source reports errors
+			}
+		})
 		return ours
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/process/files"
 	"kubevpn/pkg/wire/filesync"
 )
 
@@ -98,11 +99,7 @@ func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []s
 		log := s.clone.log.With("pod", pod, "local", pair.Local, "remote", pair.Remote)
 		source := filesync.NewSource(filesync.SourceConfig{
 			Dir: pair.Local, Logger: log,
-			Dial: func(context.Context) (net.Conn, error) {
-				conn := s.clone.cfg.Cluster.DialExec(namespace, pod, s.container,
-					[]string{api.SupervisorProgram, "sync", strconv.Itoa(n)})
-				return &counted{conn, &s.sent}, nil
-			},
+			Dial: func(ctx context.Context) (net.Conn, string, error) { return s.dial(ctx, namespace, pod, n) },
 			OnSync: func(b filesync.Batch) {
 				log.Info("files synced", "written", b.Files, "removed", b.Removed, "bytes", b.Bytes, "took", b.Took,
 					"failed", len(b.Failed))
@@ -110,13 +107,27 @@ func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []s
 			},
 		})
 		p.sources = append(p.sources, source)
-		s.work.Go(func() {
-			if err := source.Run(ctx); err != nil {
-				log.Error("file sync stopped", "err", err)
-			}
-		})
+		s.work.Go(func() { source.Run(ctx) })
 	}
 	return p
+}
+
+// dial reaches the directory of a pair in a container.
+func (s *syncs) dial(ctx context.Context, namespace, pod string, pair int) (net.Conn, string, error) {
+	conn := s.clone.cfg.Cluster.DialExec(namespace, pod, s.container,
+		[]string{api.SupervisorProgram, "sync", strconv.Itoa(pair)})
+	hello, err := files.ReadHello(ctx, conn)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("cannot connect to the other end of the file sync: %w", err)
+	case hello.Error != "":
+		err = fmt.Errorf("at the other end: %s", api.CleanLine(hello.Error))
+	}
+	if err != nil {
+		conn.Close()
+		return nil, "", err
+	}
+	return &counted{conn, &s.sent}, hello.Name, nil
 }
 
 // synced records the result of a round, and wakes the clone when a pod first has all files.

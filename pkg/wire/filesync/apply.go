@@ -1,278 +1,417 @@
 package filesync
 
 import (
-	"crypto/rand"
+	"cmp"
+	"context"
 	"errors"
-	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
-	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/pkg/wire/remotefs"
 )
 
-// errHolds explains why a directory cannot become a file.
-var errHolds = errors.New("it is a directory that contains files that are not from the laptop")
+// inFlight is how many paths are sent at once, with up to remotefs.MaxData of each in memory.
+const inFlight = 128
 
-// receiver is one connection of a Target.
-type receiver struct {
-	target *Target
-	w      *wire
-	destination
-	inRound bool
-	round   Batch
-	failed  []Failure // of this round
-	current *incoming // the file that is being received, or nil
+// The errors of a remotefs.Client, which have the numbers of Linux on each system.
+const (
+	errNotExist, errBusy, errExists  = syscall.Errno(2), syscall.Errno(16), syscall.Errno(17)
+	errNotDir, errIsDir, errNotEmpty = syscall.Errno(20), syscall.Errno(21), syscall.Errno(39)
+)
+
+var (
+	// errHolds explains why a directory cannot become a file.
+	errHolds = errors.New("it is a directory that contains files that are not from the laptop")
+	// errNoFile means that something else took the place of a file.
+	errNoFile = errors.New("not a regular file any more")
+	// errChanging means that a file changed while it was read.
+	errChanging = errors.New("it changes")
+)
+
+// unread is an error of reading a file of the laptop.
+type unread struct{ error }
+
+// received is an entry that the container received.
+type received struct {
+	sent   entry // zero: it has to be sent again
+	stored entry // how the container's file system describes it: it may round times and change permissions
 }
 
-// incoming is a file whose content is being received.
-type incoming struct {
-	name string // on the wire
-	path string // below the root
-	entry
-	temp string
-	f    *os.File // nil: it could not be created or written, which was recorded, or it is in its place
+// delivery is one round on its way. Its methods are safe for concurrent use.
+type delivery struct {
+	*sender
+	result *Batch
+
+	mu     sync.Mutex // guards result, and what the sender, its Source and its tree remember
+	failed map[string]entry
 }
 
-// apply carries out a frame. Its error ends the connection; a failure with one path does not.
-func (r *receiver) apply(k kind, payload []byte) error {
-	r.inRound = true
-	if r.current != nil {
-		return r.applyContent(k, payload)
+// at returns the path at the Server.
+func (se *sender) at(name string) string {
+	switch {
+	case se.tree.only == "":
+		return path.Join(se.dest, name)
+	case se.dest == ".":
+		return filepath.Base(se.cfg.Dir)
 	}
-	switch k {
-	case kindEntry:
-		name, e, err := parseEntry(payload)
-		if err != nil {
-			return err
-		}
-		if len(r.target.has) >= maxEntries {
-			return fmt.Errorf("%w: more than %d paths", errProtocol, maxEntries)
-		}
-		path, err := r.local(name)
-		if err != nil {
-			return err
-		}
-		return r.receive(name, path, e)
-	case kindRemove:
-		path, err := r.local(string(payload))
-		if err != nil {
-			return err
-		}
-		r.remove(string(payload), path)
-		return nil
-	case kindEnd:
-		if len(payload) != 1 {
-			return fmt.Errorf("%w: a round without its end", errProtocol)
-		}
-		return r.endRound(payload[0] == 1)
-	}
-	return fmt.Errorf("%w: a frame of kind %d", errProtocol, k)
+	return se.dest
 }
 
-// applyContent carries out a frame about the content of the current file.
-func (r *receiver) applyContent(k kind, payload []byte) error {
-	c := r.current
-	switch k {
-	case kindData:
-		if c.f != nil {
-			if _, err := c.f.Write(payload); err != nil {
-				r.fail(c.name, err)
-				r.removeTemp()
+// verify finds out what the container still has of what it received.
+func (se *sender) verify(ctx context.Context) error {
+	d := &delivery{sender: se}
+	d.each(ctx, slices.Collect(maps.Keys(se.has)), func(name string) {
+		now, err := d.stat(ctx, name)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		switch has := se.has[name]; {
+		case err == errNotExist || err == errNotDir:
+			delete(se.has, name)
+		case err != nil || now != has.stored:
+			se.has[name] = received{now, now}
+		}
+	})
+	return ctx.Err()
+}
+
+// stat describes what the container has.
+func (d *delivery) stat(ctx context.Context, name string) (entry, error) {
+	attr, err := d.client.Stat(ctx, d.at(name))
+	e := remoteEntry(attr)
+	if err == nil && e.kind == symlink {
+		var to remotefs.Answer
+		to, err = d.client.Do(ctx, remotefs.Request{Op: remotefs.OpReadlink, Path: d.at(name)})
+		e.link = string(to.Data)
+	}
+	return e, err
+}
+
+// remoteEntry describes what the container has, but for where a link leads.
+func remoteEntry(a remotefs.Attr) entry {
+	perm := fs.FileMode(a.Mode) & fs.ModePerm
+	switch a.Mode & syscall.S_IFMT {
+	case syscall.S_IFREG:
+		return entry{kind: file, perm: perm, size: int64(a.Size), mtime: a.Modify}
+	case syscall.S_IFDIR:
+		return entry{kind: dir, perm: perm}
+	case syscall.S_IFLNK:
+		return entry{kind: symlink}
+	}
+	return entry{kind: other}
+}
+
+// deliver carries out a plan, and has the Server acknowledge it.
+func (se *sender) deliver(ctx context.Context, p plan, result *Batch) error {
+	d := &delivery{sender: se, result: result, failed: make(map[string]entry)}
+	d.inSteps(ctx, p.send, se.rank, d.send)
+	d.inSteps(ctx, p.remove, depth, d.remove)
+	complete := !se.completed && len(se.changing) == 0
+	flags := 0
+	if se.untold {
+		flags |= remotefs.SyncedChanges
+	}
+	if complete {
+		flags |= remotefs.SyncedAll
+	}
+	if _, err := se.client.Do(ctx, remotefs.Request{Op: remotefs.OpSynced, Path: ".", Flags: flags}); err != nil {
+		for name, e := range d.failed { // it may have arrived
+			se.has[name], se.untold = received{e, e}, true
+		}
+		return err
+	}
+	for name, e := range d.failed {
+		se.rejected[name] = e
+		if has, ok := se.has[name]; ok && e.kind != other { // the container may still have what was sent earlier
+			se.has[name] = received{stored: has.stored}
+		}
+	}
+	se.untold, result.Complete = false, complete
+	se.completed = se.completed || complete
+	return nil
+}
+
+// inSteps calls do for all paths of the same rank at once, and then for those of the next one.
+func (d *delivery) inSteps(
+	ctx context.Context, names []string, rank func(string) int, do func(context.Context, string),
+) {
+	for len(names) > 0 {
+		n := 1
+		for n < len(names) && rank(names[n]) == rank(names[0]) {
+			n++
+		}
+		d.each(ctx, names[:n], func(name string) { do(ctx, name) })
+		names = names[n:]
+	}
+}
+
+func (d *delivery) each(ctx context.Context, names []string, do func(name string)) {
+	var work errgroup.Group
+	work.SetLimit(inFlight)
+	for _, name := range names {
+		work.Go(func() error {
+			if ctx.Err() == nil {
+				do(name)
 			}
-		}
-		return nil
-	case kindPut:
-		if c.f != nil {
-			r.stored(c.name, c.path, c.entry, r.put(c))
-		}
-		r.abandon()
-		return nil
-	case kindDiscard:
-		r.abandon()
-		return nil
+			return nil
+		})
 	}
-	return fmt.Errorf("%w: a frame of kind %d within a file", errProtocol, k)
+	_ = work.Wait() // none returns an error
 }
 
-// receive creates a directory or a link, or starts a file.
-func (r *receiver) receive(name, path string, e entry) error {
+// send makes the container have an entry.
+func (d *delivery) send(ctx context.Context, name string) {
+	d.mu.Lock()
+	e := d.tree.entries[name]
+	d.mu.Unlock()
+	var has remotefs.Attr
 	var err error
 	switch e.kind {
-	case file:
-		r.current = &incoming{name: name, path: path, entry: e, temp: tempName(path)}
-		if err := r.create(r.current); err != nil {
-			r.fail(name, err)
-		}
-		return nil
 	case dir:
-		err = r.makeDir(path, e)
+		has, err = d.makeDir(ctx, name, e)
 	case symlink:
-		err = r.makeLink(name, path, e)
+		has, err = d.put(ctx, name, remotefs.Request{Op: remotefs.OpPut, To: e.link})
 	default:
-		return fmt.Errorf("%w: an entry of kind %q", errProtocol, e.kind)
+		has, err = d.sendFile(ctx, name, &e)
 	}
-	r.stored(name, path, e, err)
-	return nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if local, ok := errors.AsType[unread](err); ok {
+		d.unread(name, e, local.error)
+		return
+	}
+	switch {
+	case err == errChanging:
+	case err != nil:
+		d.fail(name, e, err)
+	default:
+		stored := remoteEntry(has)
+		stored.link = e.link
+		d.has[name], d.untold = received{e, stored}, true
+		d.result.Files++
+		d.result.Bytes += e.size
+	}
 }
 
-// stored records the result of an entry.
-func (r *receiver) stored(name, path string, e entry, err error) {
-	var now entry
-	if err == nil {
-		now, err = r.stat(path)
+// unread notes that a file could not be read. It marks a path that is gone or no regular file to be read again. The
+// caller holds mu.
+func (d *delivery) unread(name string, e entry, err error) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile) {
+		d.tree.watch.mark(name, 0)
+		return
+	}
+	d.rejected[name] = e
+	d.result.Failed = addFailure(d.result.Failed, name, err)
+}
+
+// fail notes that the container does not take an entry, or keeps one of kind other. The caller holds mu.
+func (d *delivery) fail(name string, e entry, err error) {
+	d.failed[name] = e
+	d.result.Rejected++
+	d.result.Failed = addFailure(d.result.Failed, name, errors.New(remotefs.Text(err)))
+}
+
+// put carries out a request that makes something at a path. It makes the directory above, which the container may have
+// removed, and clears a directory in its place.
+func (d *delivery) put(ctx context.Context, name string, r remotefs.Request) (remotefs.Attr, error) {
+	r.Path = d.at(name)
+	attr, err := d.client.DoAttr(ctx, r)
+	switch err {
+	case errNotExist:
+		err = d.makeAbove(ctx, r.Path)
+	case errIsDir:
+		err = d.clear(ctx, name)
+	default:
+		return attr, err
 	}
 	if err != nil {
-		r.fail(name, err)
-		return
+		return attr, err
 	}
-	r.target.has[name] = received{e, now}
-	r.round.Files++
-	r.round.Bytes += e.size
-	r.target.done.Files++
-	r.target.done.Bytes += e.size
+	return d.client.DoAttr(ctx, r)
 }
 
-func tempName(path string) string {
-	return filepath.Join(filepath.Dir(path), tempPrefix+rand.Text())
-}
-
-// inParent calls do, which creates something in the directory of a path, and creates that directory if it is missing:
-// the container may have removed it.
-func (r *receiver) inParent(path string, do func() error) error {
-	err := do()
-	if errors.Is(err, fs.ErrNotExist) && r.root.MkdirAll(filepath.Dir(path), 0o755) == nil {
-		err = do()
-	}
-	return err
-}
-
-// create creates the temporary file.
-func (r *receiver) create(c *incoming) error {
-	return r.inParent(c.path, func() (err error) {
-		c.f, err = r.root.OpenFile(c.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		return err
-	})
-}
-
-// put moves a complete file into its place.
-func (r *receiver) put(c *incoming) error {
-	err := errors.Join(c.f.Chmod(c.perm), c.f.Close())
-	if err == nil {
-		err = r.root.Chtimes(c.temp, time.Time{}, time.Unix(0, c.mtime))
-	}
-	if err == nil {
-		err = r.replace(c.name, c.path, c.temp)
-	}
-	if err == nil {
-		c.f = nil
-	}
-	return err
-}
-
-// abandon ends the current file, and removes it unless it was put into its place.
-func (r *receiver) abandon() {
-	if r.current != nil {
-		r.removeTemp()
-		r.current = nil
-	}
-}
-
-func (r *receiver) removeTemp() {
-	c := r.current
-	if c.f == nil {
-		return
-	}
-	_ = c.f.Close() // it may be closed
-	c.f = nil
-	if err := r.root.Remove(c.temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.target.cfg.Logger.Warn("cannot remove a temporary file", "path", c.temp, "err", err)
-	}
-}
-
-// replace renames a temporary file or link to the path of an entry.
-func (r *receiver) replace(name, path, temp string) error {
-	if info, err := r.root.Lstat(path); err == nil && info.IsDir() {
-		if err := r.clear(name, path); err != nil {
-			return err
+// makeAbove makes the directories above a path at the Server.
+func (d *delivery) makeAbove(ctx context.Context, at string) error {
+	var err error
+	for n, c := range at {
+		if c == '/' {
+			_, err = d.client.Do(ctx, remotefs.Request{Op: remotefs.OpMkdir, Path: at[:n], Mode: 0o755})
 		}
 	}
-	return r.root.Rename(temp, path)
-}
-
-// clear removes a directory and everything that a Source sent into it.
-func (r *receiver) clear(name, path string) error {
-	var below []string
-	for other := range r.target.has {
-		if strings.HasPrefix(other, name+"/") {
-			below = append(below, other)
-		}
-	}
-	slices.Sort(below)
-	for _, other := range slices.Backward(below) {
-		r.remove(other, other)
-	}
-	if err := r.root.Remove(path); err != nil {
-		if r.holds(path) {
-			return errHolds
-		}
-		return err
-	}
-	return nil
-}
-
-func (r *receiver) makeDir(path string, e entry) error {
-	perm := e.perm | ownerAll
-	info, err := r.root.Lstat(path)
-	exists := err == nil && info.IsDir()
-	if err == nil && !exists {
-		if err := r.root.Remove(path); err != nil {
-			return err
-		}
-	}
-	if !exists {
-		if err := r.inParent(path, func() error { return r.root.Mkdir(path, perm) }); err != nil {
-			return err
-		}
-	}
-	if exists && info.Mode().Perm() == perm {
+	if err == errExists {
 		return nil
 	}
-	return r.root.Chmod(path, perm) // that of Mkdir is subject to the umask
+	return err
 }
 
-func (r *receiver) makeLink(name, path string, e entry) error {
-	temp := tempName(path)
-	if err := r.inParent(path, func() error { return r.root.Symlink(e.link, temp) }); err != nil {
-		return err
+// clear removes a directory and everything that was sent into it.
+func (d *delivery) clear(ctx context.Context, name string) error {
+	d.mu.Lock()
+	below := slices.DeleteFunc(slices.Collect(maps.Keys(d.has)), func(other string) bool {
+		return !strings.HasPrefix(other, name+"/")
+	})
+	d.mu.Unlock()
+	slices.SortFunc(below, backward)
+	for _, other := range below {
+		d.remove(ctx, other)
 	}
-	err := r.replace(name, path, temp)
-	if err != nil {
-		err = errors.Join(err, r.root.Remove(temp))
+	err := d.unlink(ctx, d.at(name), true)
+	if err == errNotEmpty {
+		return errHolds
 	}
 	return err
 }
 
-// remove removes an entry that a Source sent as name; path is its path below the root. A directory that contains
-// anything else stays.
-func (r *receiver) remove(name, path string) {
-	if _, ok := r.target.has[name]; !ok {
-		return
+// makeDir makes a directory, unless there is one.
+func (d *delivery) makeDir(ctx context.Context, name string, e entry) (remotefs.Attr, error) {
+	mkdir := remotefs.Request{Op: remotefs.OpMkdir, Mode: uint32(e.perm)}
+	attr, err := d.put(ctx, name, mkdir)
+	if err == errExists {
+		attr, err = d.client.Stat(ctx, d.at(name))
+		if err == nil && remoteEntry(attr).kind != dir {
+			if err = d.unlink(ctx, d.at(name), false); err == nil {
+				attr, err = d.put(ctx, name, mkdir)
+			}
+		}
 	}
-	switch err := r.root.Remove(path); {
-	case err == nil:
-		r.round.Removed++
-		r.target.done.Removed++
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), r.holds(path):
-	default:
-		r.fail(name, err)
-		return
+	if err == nil && remoteEntry(attr).perm != e.perm { // that of OpMkdir is subject to the umask
+		set := &remotefs.Set{Mode: &mkdir.Mode}
+		attr, err = d.client.DoAttr(ctx, remotefs.Request{Op: remotefs.OpSet, Path: d.at(name), Set: set})
 	}
-	delete(r.target.has, name)
+	return attr, err
 }
 
-func (r *receiver) fail(name string, err error) {
-	r.failed = append(r.failed, Failure{name, bareError(err)})
+// remove removes an entry that was sent. A directory that contains anything else stays.
+func (d *delivery) remove(ctx context.Context, name string) {
+	d.mu.Lock()
+	has, ok := d.has[name]
+	d.mu.Unlock()
+	if !ok {
+		return
+	}
+	err := d.unlink(ctx, d.at(name), has.stored.kind == dir)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch err {
+	case nil:
+		d.result.Removed++
+		d.untold = true
+	case errNotExist, errNotDir, errNotEmpty, errBusy: // gone, or something else is in it
+	default:
+		d.fail(name, entry{kind: other}, err)
+		return
+	}
+	delete(d.has, name)
+}
+
+// unlink removes a file or an empty directory; isDir says which it is most likely.
+func (d *delivery) unlink(ctx context.Context, at string, isDir bool) error {
+	rm := remotefs.Request{Op: remotefs.OpRemove, Path: at}
+	dir := remotefs.Request{Op: remotefs.OpRemove, Path: at, Flags: remotefs.FlagDir}
+	if isDir {
+		rm, dir = dir, rm
+	}
+	_, err := d.client.Do(ctx, rm)
+	if err == errIsDir || err == errNotDir {
+		_, err = d.client.Do(ctx, dir)
+	}
+	return err
+}
+
+// sendFile sends a file as it is now, which it stores in e. A small one is one request.
+func (d *delivery) sendFile(ctx context.Context, name string, e *entry) (has remotefs.Attr, err error) {
+	f, err := os.Open(d.tree.full(name))
+	if err != nil {
+		return has, unread{err}
+	}
+	defer f.Close()
+	now, err := statFile(f)
+	if err != nil {
+		return has, unread{err}
+	}
+	*e = now
+	d.mu.Lock()
+	d.tree.entries[name] = now
+	d.mu.Unlock()
+	request := remotefs.Request{Op: remotefs.OpPut,
+		Set: &remotefs.Set{Mode: new(uint32(now.perm)), Modify: &now.mtime}}
+	if now.size > remotefs.MaxData {
+		return d.sendBig(ctx, name, f, now, request)
+	}
+	request.Data = make([]byte, now.size)
+	n, err := f.ReadAt(request.Data, 0)
+	if err := d.check(name, f, now, int64(n), err); err != nil {
+		return has, err
+	}
+	return d.put(ctx, name, request)
+}
+
+// sendBig sends the pieces of a file to a place beside its own.
+func (d *delivery) sendBig(
+	ctx context.Context, name string, f *os.File, now entry, request remotefs.Request,
+) (has remotefs.Attr, err error) {
+	const flags = remotefs.FlagWrite | remotefs.FlagAside
+	to, _, err := d.client.Open(ctx, d.at(name), flags, 0)
+	if err == errNotExist {
+		if err = d.makeAbove(ctx, d.at(name)); err == nil {
+			to, _, err = d.client.Open(ctx, d.at(name), flags, 0)
+		}
+	}
+	if err != nil {
+		return has, err
+	}
+	inode := &remotefs.Inode{Path: func() string { return d.at(name) }}
+	to.Use(inode)
+	defer to.Close()
+	buf := make([]byte, remotefs.MaxData)
+	size, readErr := int64(0), error(nil)
+	for size < now.size && err == nil && readErr == nil && ctx.Err() == nil {
+		var n int
+		n, readErr = f.ReadAt(buf[:min(int64(len(buf)), now.size-size)], size)
+		err = to.Write(buf[:n], size)
+		size += int64(n)
+	}
+	if err = cmp.Or(err, inode.Flush(d.client), d.check(name, f, now, size, readErr)); err != nil {
+		return has, err
+	}
+	return d.put(ctx, name, inode.On(d.client, request))
+}
+
+// check returns an error if what was read of a file must not be kept.
+func (d *delivery) check(name string, f *os.File, before entry, size int64, readErr error) error {
+	if readErr != nil && readErr != io.EOF {
+		return unread{readErr}
+	}
+	after, err := statFile(f)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	whole := size == before.size
+	if whole && err == nil && after == before || whole && !d.later(name) {
+		delete(d.changing, name)
+		return nil
+	}
+	if !whole {
+		d.later(name)
+	}
+	return errChanging
+}
+
+func statFile(f *os.File) (entry, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return entry{}, err
+	}
+	if e := localEntry(info); e.kind == file {
+		return e, nil
+	}
+	return entry{}, errNoFile
 }

@@ -2,25 +2,23 @@ package filesync
 
 import "time"
 
-// Batch is the result of one round. Fields with a JSON name are in the Target's report to the Source.
+// Batch is the result of one round.
 type Batch struct {
-	Files   int   `json:"files"`   // written: files, links and directories
-	Removed int   `json:"removed"` // files, links and directories
-	Bytes   int64 `json:"bytes"`   // content of the files that were written
+	Files   int   // written: files, links and directories
+	Removed int   // files, links and directories
+	Bytes   int64 // content of the files that were written
 
-	// Complete is true once for each connection: when the Target first has everything that can be copied.
-	Complete bool `json:"-"`
+	// Complete is true once for each connection: when the container first has everything that can be copied.
+	Complete bool
 
-	// Took is the time from the first change to the Target's acknowledgement. Only the Source sets it.
-	Took time.Duration `json:"-"`
+	// Took is the time from the first change to the acknowledgement.
+	Took time.Duration
 
-	// Failed names the paths that the Source could not read or the Target could not write, at most 100 of them. Other
-	// paths are not affected. Only the Source sets it.
-	Failed []Failure `json:"-"`
+	// Failed names the paths that could not be read or written, at most 100 of them. Other paths are not affected.
+	Failed []Failure
 
-	// Rejected counts the paths that the Target could not write, including those that Failed does not name. Only the
-	// Source sets it.
-	Rejected int `json:"-"`
+	// Rejected counts the paths that could not be written, including those that Failed does not name.
+	Rejected int
 }
 
 // Changed reports whether the round wrote or removed anything.

@@ -16,46 +16,35 @@ import (
 	"time"
 )
 
-// over runs a Source and a Target on one kind of connection until the test ends.
+// over runs a Source and a container on one kind of connection until the test ends.
 func over(b testing.TB, network, src, dst string) (*Source, chan Batch) {
 	b.Helper()
-	target := NewTarget(TargetConfig{Dir: dst, Logger: discarding()})
 	sent := make(chan Batch, 100)
 	ctx, cancel := context.WithCancel(b.Context())
 	var work sync.WaitGroup
-	dial := func(context.Context) (net.Conn, error) {
-		x, y := net.Pipe()
-		work.Go(func() { target.Serve(ctx, y) })
-		return x, nil
-	}
-	if network == "tcp" {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		must(b, err)
-		b.Cleanup(func() { l.Close() })
-		work.Go(func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				work.Go(func() { target.Serve(ctx, conn) })
-			}
-		})
-		dial = func(ctx context.Context) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "tcp", l.Addr().String())
-		}
-		b.Cleanup(func() { cancel(); l.Close(); work.Wait() })
-	} else {
-		b.Cleanup(func() { cancel(); work.Wait() })
-	}
-	s := NewSource(SourceConfig{Dir: src, Dial: dial, Logger: discarding(), OnSync: func(b Batch) { sent <- b }})
-	work.Go(func() {
-		if err := s.Run(ctx); err != nil {
-			b.Error(err)
-		}
-	})
+	b.Cleanup(func() { cancel(); work.Wait() })
+	s := NewSource(SourceConfig{Dir: src, Logger: discarding(), OnSync: func(b Batch) { sent <- b },
+		Dial: func(context.Context) (net.Conn, string, error) {
+			x, y := pair(b, network)
+			return x, container(ctx, b, dst, y, &work, nil), nil
+		}})
+	work.Go(func() { s.Run(ctx) })
 	return s, sent
+}
+
+// pair returns both ends of a connection.
+func pair(t testing.TB, network string) (a, b net.Conn) {
+	if network == "pipe" {
+		return net.Pipe()
+	}
+	l, err := net.Listen(network, "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	a, err = net.Dial(network, l.Addr().String())
+	must(t, err)
+	b, err = l.Accept()
+	must(t, err)
+	return a, b
 }
 
 // The first copy of many small files, like source code, and of a big file.
@@ -134,26 +123,12 @@ func (s *sub) cleanUp() {
 
 // A new connection without any difference.
 func BenchmarkReconnect(b *testing.B) {
-	src, dst := small(b, 20000), b.TempDir()
-	target := NewTarget(TargetConfig{Dir: dst, Logger: discarding()})
-	once := func() Batch {
-		sent := make(chan Batch, 100)
-		ctx, cancel := context.WithCancel(b.Context())
-		var work sync.WaitGroup
-		defer work.Wait()
-		defer cancel()
-		s := NewSource(SourceConfig{Dir: src, Logger: discarding(), OnSync: func(b Batch) { sent <- b }, Dial: func(context.Context) (net.Conn, error) {
-			x, y := net.Pipe()
-			work.Go(func() { _ = target.Serve(ctx, y) }) // until the source closes the connection
-			return x, nil
-		}})
-		work.Go(func() { _ = s.Run(ctx) }) // always nil
-		return complete(sent)
-	}
-	once()
+	r := newRig(b, options{src: small(b, 20000)})
 	b.ReportAllocs()
 	for b.Loop() {
-		if batch := once(); batch.Files > 0 {
+		r.breakOff()
+		r.connect()
+		if batch := r.complete(); batch.Files > 0 {
 			b.Fatalf("%+v", batch)
 		}
 	}

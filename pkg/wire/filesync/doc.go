@@ -1,21 +1,20 @@
-// Package filesync keeps a directory of a container equal to one on the laptop, in one direction: from the Source to
-// the Target.
+// Package filesync keeps a directory of a container equal to one on the laptop, in one direction.
 //
-//	laptop                                             container
+//	laptop                                                container
 //
 //	editor, git, compiler
 //	   │ a save
-//	watcher: paths that may have changed               Target: what it received
-//	   │ quiet for 15 ms, or 50 ms have passed            ▲
-//	tree: what the laptop has                             │ temporary file, rename
-//	   │                                                  │
-//	Source: what differs from what the target has ══ a round ══▶ os.Root
-//	   ▲                                                  │
-//	   └──────────── acknowledged, what failed ◀──────────┘── OnSync, once for each round
+//	watcher: paths that may have changed
+//	   │ quiet for 15 ms, or 50 ms have passed
+//	tree: what the laptop has
+//	   │
+//	Source: what differs from what the container has ══ a round: package remotefs ══▶ remotefs.Server
+//	   ▲                                                     │ OpPut: beside its place, then renamed
+//	   └─────────────────────── answers ◀────────────────────┘ OpSynced: Server.Synced, once for each round
 //
-// On each connection, the Target first lists what it has received earlier and still has. From then on the Source
-// compares its tree with that list and sends the difference, a round for each save. The list of a new Target is empty,
-// so the first round sends everything.
+// The Source remembers what the container received. On each connection it first asks what of that is still there. From
+// then on it compares its tree with that and sends the difference, a round for each save. A new Source knows of
+// nothing, so its first round sends everything.
 //
 // # What is copied
 //
@@ -27,14 +26,14 @@
 // container stays until the laptop changes the same path or the connection breaks; then the laptop's version replaces
 // it.
 //
-// A Target removes only paths that it received. Files of the image stay, and so does a directory that contains one.
+// A Source removes only paths that it has sent. Files of the image stay, and so does a directory that contains one.
 // Paths that become ignored or unreadable on the laptop stay too.
 //
 // # Order
 //
-// Each file is written to a temporary file, which is then renamed: a reader in the container sees the old file or the
-// new one, never a part, and never a gap. In a round, directories come first, big files last, and removals after
-// everything else. A path has to be gone for 50 ms before it is removed, since editors and Git replace files.
+// A reader in the container sees the old file or the new one, never a part, and never a gap. In a round, directories
+// come first, parents before children; then files and links, many at once; then big files; and then removals, children
+// before parents. A path has to be gone for 50 ms before it is removed, since editors and Git replace files.
 //
 // A file that changes while it is read is discarded and read again after 100 ms, and a file of 8 MiB or more has to
 // rest for 100 ms first. After ten seconds it is sent as it is, since a file that is always written would never arrive.
@@ -43,16 +42,21 @@
 //
 // The plan of a round compares the entries of the tree with these:
 //
-//	                 who adds a path                     who clears it                       effect on the plan
-//	target           readTarget; acknowledged, what was  acknowledged, what was removed      other than in the tree: sent; not in
-//	                 sent                                                                    the tree: removed
-//	rejected         unread, its content; acknowledged,  read, if its time is coarse; run,   not sent while its entry stays the
-//	                 if the target failed                all of them once a minute           same
-//	changing         later: it was written a moment ago  sendFile, when it is sent; plan,    not sent for restMost since it was
-//	                 (waits) or while it was read        if it needs no sending any more     added; not complete while there is one
-//	tree.unreadable  fail, its metadata or directory     readPath, if it can be read or is   not removed, nor what is below
-//	                                                     gone; readAll
-//	tree.failed      the same                            round, which reports it             none
+//	                 who adds a path               who clears it                effect on the plan
+//	has.sent         send; verify, if the          remove; verify, if it is     other than in the tree: sent; not in the
+//	                 container has another one     gone                         tree: removed
+//	rejected         unread, its content;          read, if its time is coarse; not sent, or removed, while its entry
+//	                 deliver, what was refused     run, all of them, each       stays the same
+//	                                               minute
+//	changing         later: it was written a       check, when it is sent;      not sent for restMost since it was
+//	                 moment ago (waits) or while   plan, if it needs no sending added; not complete while there is one
+//	                 it was read
+//	tree.unreadable  fail, its metadata or         readPath, if it can be read  not removed, nor what is below
+//	                 directory                     or is gone; readAll
+//	tree.failed      the same                      round, which reports it      none
+//
+// What was refused counts only if the OpSynced after it is answered: else it may have arrived, and the next connection
+// finds out.
 //
 // # Ignored files
 //
@@ -80,6 +84,4 @@
 //	tar of the changed file              20 ms                       2 %               34 %             -
 //	tar of the directory                485 ms                       3 %                1 %         0.7 s
 //	filesync (15 ms of it quiet)         23 ms                       0                  0           2.2 s
-//
-// The wire format is in wire.go.
 package filesync

@@ -10,9 +10,11 @@ import (
 	"strings"
 
 	"github.com/bmatcuk/doublestar/v4"
+
+	"kubevpn/pkg/wire/remotefs"
 )
 
-// defaultIgnore lists the private files of Git and of editors, and the temporary files of a Target.
+// defaultIgnore lists the private files of Git and of editors, and those of a remotefs.Server.
 const defaultIgnore = `
 .git
 *~
@@ -21,7 +23,7 @@ const defaultIgnore = `
 .#*
 \#*#
 .DS_Store
-` + tempPrefix + `*
+` + remotefs.AsidePrefix + `*
 `
 
 // ignoreFiles are the names of the ignore file. The first one that exists counts.

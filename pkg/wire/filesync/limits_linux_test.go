@@ -137,8 +137,7 @@ func testPolled(t *testing.T, advice string) {
 	for i := range 20 {
 		write(t, src, fmt.Sprintf("d%02d/f", i), "one")
 	}
-	r := &rig{t: t, src: src, dst: dst, sent: make(chan Batch, 1000), taken: make(chan Batch, 1000)}
-	r.newTarget()
+	r := &rig{t: t, src: src, dst: dst, sent: make(chan Batch, 1000), taken: make(chan told, 1000)}
 	source := NewSource(SourceConfig{Dir: src, Dial: r.dial, OnSync: func(b Batch) { r.sent <- b }, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	r.source = source
 	r.ctx = t.Context()

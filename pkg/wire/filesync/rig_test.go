@@ -19,18 +19,18 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wire/remotefs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a Source and a Target connected by pipes.
+// rig is a Source and a container connected by pipes.
 type rig struct {
 	t        testing.TB
 	src, dst string
 	source   *Source
-	target   *Target
 	sent     chan Batch // of the source
-	taken    chan Batch // of the target
+	taken    chan told  // of the container
 
 	mu      sync.Mutex
 	conn    net.Conn // the source's end of the latest connection
@@ -40,6 +40,9 @@ type rig struct {
 	ctx     context.Context
 	stop    func()
 }
+
+// told is what Server.Synced was told.
+type told struct{ changes, all bool }
 
 type options struct {
 	src    string // instead of a new directory
@@ -56,7 +59,7 @@ func logger(t testing.TB) *slog.Logger {
 // newRig starts both and waits for the first comparison.
 func newRig(t testing.TB, o options) *rig {
 	t.Helper()
-	r := &rig{t: t, src: o.src, dst: o.dst, wrap: o.wrap, sent: make(chan Batch, 1000), taken: make(chan Batch, 1000)}
+	r := &rig{t: t, src: o.src, dst: o.dst, wrap: o.wrap, sent: make(chan Batch, 1000), taken: make(chan told, 1000)}
 	if r.src == "" {
 		r.src = t.TempDir()
 	}
@@ -66,7 +69,6 @@ func newRig(t testing.TB, o options) *rig {
 	if o.before != nil {
 		o.before(r)
 	}
-	r.newTarget()
 	r.source = NewSource(SourceConfig{
 		Dir: r.src, Dial: r.dial, OnSync: func(b Batch) { r.sent <- b }, Logger: logger(t),
 	})
@@ -75,13 +77,9 @@ func newRig(t testing.TB, o options) *rig {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r.ctx = ctx
-	ended := make(chan error, 1)
-	go func() { ended <- r.source.Run(ctx) }()
+	r.serving.Go(func() { r.source.Run(ctx) })
 	r.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
 		r.serving.Wait()
 	})
 	t.Cleanup(r.stop)
@@ -89,31 +87,33 @@ func newRig(t testing.TB, o options) *rig {
 	return r
 }
 
-func (r *rig) newTarget() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.target = NewTarget(TargetConfig{Dir: r.dst, Logger: logger(r.t), OnSync: func(b Batch) { r.taken <- b }})
-}
-
 var errCut = errors.New("cut")
 
-func (r *rig) dial(context.Context) (net.Conn, error) {
+func (r *rig) dial(context.Context) (net.Conn, string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cut {
-		return nil, errCut
+		return nil, "", errCut
 	}
 	a, b := net.Pipe()
 	if r.wrap != nil {
 		a = r.wrap(a)
 	}
 	r.conn = a
-	target := r.target
-	r.serving.Go(func() {
-		err := target.Serve(r.ctx, b)
-		r.t.Log("Serve:", err)
-	})
-	return a, nil
+	name := container(r.ctx, r.t, r.dst, b, &r.serving, func(c, all bool) { r.taken <- told{c, all} })
+	return a, name, nil
+}
+
+// container serves a destination as the supervisor of a clone does.
+func container(
+	ctx context.Context, t testing.TB, dst string, conn net.Conn, serving *sync.WaitGroup, synced func(bool, bool),
+) string {
+	must(t, os.MkdirAll(filepath.Dir(dst), 0o755))
+	server, name, err := remotefs.Open(dst, false)
+	must(t, err)
+	server.Synced = synced
+	serving.Go(func() { t.Log("Serve:", server.Serve(ctx, conn)) })
+	return name
 }
 
 // breakOff ends the connection; dialing fails until connect.

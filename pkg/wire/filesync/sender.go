@@ -1,18 +1,17 @@
 package filesync
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/remotefs"
 
 	"github.com/fsnotify/fsnotify"
 )
@@ -25,61 +24,40 @@ const (
 	pollEvery   = time.Second
 	tick        = 10 * time.Millisecond // the kernel's clock for modification times is at least that fine
 	bigFile     = 8 << 20               // bytes from which on a file is sent last, and has to rest first
+
+	aliveEvery = 5 * time.Second
+	silence    = time.Minute // without an answer, until the connection counts as broken
 )
 
-// errRoot ends a connection whose hello has become wrong.
+// errSilent ends a connection without answers.
+var errSilent = fmt.Errorf("the other end of the file sync has not answered within %v", silence)
+
+// errRoot ends a connection, which is about either.
 var errRoot = errors.New("a file became a directory, or a directory a file")
 
-// sender is one connection of a Source. All but receive runs on one goroutine.
+// sender is one connection of a Source.
 type sender struct {
 	*Source
-	w        *wire
-	target   map[string]entry     // entries of the target
-	rejected map[string]entry     // entries that could not be read or written; they are sent again after they change
+	client   *remotefs.Client
+	dest     string               // what the Server calls the destination
+	end      func(error)          // ends the connection
+	rejected map[string]entry     // entries that could not be read, written or (kind other) removed, until they change
 	changing map[string]time.Time // files that change while they are read, since when; they are read again after a rest
 
-	completed bool // the target had everything once
-	buf       [maxFrame]byte
-	frames    chan frame // from receive
+	completed bool // the container had everything once
 }
 
-type frame struct {
-	kind    kind
-	payload []byte
+func newSender(s *Source, client *remotefs.Client, dest string, end func(error)) *sender {
+	return &sender{Source: s, client: client, dest: dest, end: end, rejected: make(map[string]entry),
+		changing: make(map[string]time.Time)}
 }
 
-func newSender(s *Source, w *wire) *sender {
-	return &sender{
-		Source: s, w: w, target: make(map[string]entry), rejected: make(map[string]entry),
-		changing: make(map[string]time.Time), frames: make(chan frame),
-	}
-}
-
-// receive passes frames on until the connection or ctx ends, or the target refuses to continue.
-func (se *sender) receive(ctx context.Context) error {
-	for {
-		k, payload, err := se.w.receive()
-		if err != nil {
-			return unexpected(err)
-		}
-		if k == kindRefused {
-			return fmt.Errorf("%w: %s", errRefused, payload)
-		}
-		select {
-		case se.frames <- frame{k, bytes.Clone(payload)}:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// next returns the next frame.
-func (se *sender) next(ctx context.Context) (frame, error) {
-	select {
-	case f := <-se.frames:
-		return f, nil
-	case <-ctx.Done():
-		return frame{}, ctx.Err()
+// keepAlive ends a connection whose other end does not answer.
+func (se *sender) keepAlive(ctx context.Context) {
+	for wakeup.Pause(ctx, aliveEvery) {
+		late := time.AfterFunc(silence, func() { se.end(errSilent) })
+		_, _ = se.client.Do(ctx, remotefs.Request{Op: remotefs.OpStat, Path: "."}) // any answer will do
+		late.Stop()
 	}
 }
 
@@ -87,7 +65,13 @@ func (se *sender) next(ctx context.Context) (frame, error) {
 func (se *sender) run(ctx context.Context) error {
 	se.set(func(st *Status) { st.Synced = false })
 	now := changes{all: true, since: time.Now()}
-	if err := se.readTarget(ctx); err != nil {
+	if se.tree.only == "" && se.dest != "." {
+		_, err := se.client.Do(ctx, remotefs.Request{Op: remotefs.OpMkdir, Path: se.dest, Mode: 0o755})
+		if err != nil {
+			return fmt.Errorf("cannot create the directory %s at the other end: %s", se.dest, remotefs.Text(err))
+		}
+	}
+	if err := se.verify(ctx); err != nil {
 		return err
 	}
 	// Files that were written just before the start are then older than a tick, and the first round has all of them.
@@ -118,8 +102,6 @@ func (se *sender) run(ctx context.Context) error {
 		}
 		now = changes{}
 		select {
-		case f := <-se.frames:
-			return fmt.Errorf("%w: a frame of kind %d outside of a round", errProtocol, f.kind)
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-se.tree.watch.wake:
@@ -136,28 +118,6 @@ func (se *sender) run(ctx context.Context) error {
 			}
 		}
 		now.merge(retry)
-	}
-}
-
-// readTarget receives the entries that the target has from earlier connections.
-func (se *sender) readTarget(ctx context.Context) error {
-	length := 0
-	for {
-		f, err := se.next(ctx)
-		if err != nil || f.kind == kindEnd {
-			return err
-		}
-		if f.kind != kindEntry {
-			return fmt.Errorf("%w: a frame of kind %d instead of an entry", errProtocol, f.kind)
-		}
-		name, e, err := parseEntry(f.payload)
-		if err != nil {
-			return err
-		}
-		if length += len(name); len(se.target) >= maxEntries || length > se.namesMost {
-			return fmt.Errorf("%w: too many entries", errProtocol)
-		}
-		se.target[name] = e
 	}
 }
 
@@ -227,8 +187,8 @@ func (se *sender) read(now changes) error {
 			continue
 		}
 		delete(se.rejected, name)
-		if _, ok := se.target[name]; ok {
-			se.target[name] = entry{}
+		if has, ok := se.has[name]; ok {
+			se.has[name] = received{stored: has.stored}
 		}
 	}
 	return nil
@@ -249,43 +209,49 @@ type plan struct {
 	remove []string // children before parents
 }
 
-// plan compares the entries of the laptop with those of the target.
+// plan compares the entries of the laptop with those of the container.
 func (se *sender) plan() plan {
 	var p plan
 	t := se.tree
 	for name, e := range t.entries {
-		if rejected, ok := se.rejected[name]; se.target[name] != e && (!ok || rejected != e) && !se.waits(name, e) {
+		if rejected, ok := se.rejected[name]; se.has[name].sent != e && (!ok || rejected != e) && !se.waits(name, e) {
 			p.send = append(p.send, name)
 		}
 	}
-	for name, e := range se.target {
-		if _, ok := t.entries[name]; !ok && !t.unreadableAbove(name) && !t.ignored.above(name, e.kind == dir) {
+	for name, has := range se.has {
+		_, there := t.entries[name]
+		keeps := se.rejected[name].kind == other || t.unreadableAbove(name)
+		if !there && !keeps && !t.ignored.above(name, has.stored.kind == dir) {
 			p.remove = append(p.remove, name)
 		}
 	}
-	rank := func(e entry) int {
-		switch {
-		case e.kind == dir:
-			return 0
-		case e.size < bigFile:
-			return 1
-		}
-		return 2
-	}
 	slices.SortFunc(p.send, func(a, b string) int {
-		return cmp.Or(rank(t.entries[a])-rank(t.entries[b]), strings.Compare(a, b))
+		return cmp.Or(se.rank(a)-se.rank(b), strings.Compare(a, b))
 	})
 	slices.SortFunc(p.remove, backward)
 	for name := range se.changing {
-		if e, ok := t.entries[name]; !ok || e == se.target[name] || e == se.rejected[name] {
+		if e, ok := t.entries[name]; !ok || e == se.has[name].sent || e == se.rejected[name] {
 			delete(se.changing, name)
 		}
 	}
 	return p
 }
 
+// rank orders entries to send: directories, parents first; files and links; big files.
+func (se *sender) rank(name string) int {
+	switch e := se.tree.entries[name]; {
+	case e.kind == dir:
+		return depth(name)
+	case e.size < bigFile:
+		return math.MaxInt - 1
+	}
+	return math.MaxInt
+}
+
+func depth(name string) int { return strings.Count(name, "/") }
+
 // backward orders children before parents.
-func backward(a, b string) int { return strings.Compare(b, a) }
+func backward(a, b string) int { return cmp.Or(depth(b)-depth(a), strings.Compare(b, a)) }
 
 // waits reports whether a file was written a moment ago: it may be written again without its modification time showing
 // it, and more of a big file may follow.
@@ -312,11 +278,7 @@ func (se *sender) round(ctx context.Context, p plan, since time.Time) error {
 	se.tree.failed = nil
 	if len(p.send)+len(p.remove) > 0 || !se.completed {
 		se.set(func(st *Status) { st.Synced = false })
-		sent, err := se.send(p, &result)
-		if err != nil {
-			return err
-		}
-		if err := se.acknowledged(ctx, sent, p.remove, &result); err != nil {
+		if err := se.deliver(ctx, p, &result); err != nil {
 			return err
 		}
 	}
@@ -325,7 +287,7 @@ func (se *sender) round(ctx context.Context, p plan, since time.Time) error {
 	}
 	report := result.Complete || result.Changed() || len(result.Failed) > 0
 	se.set(func(st *Status) {
-		st.Synced, st.Files, st.Err = len(se.changing) == 0, len(se.target), nil
+		st.Synced, st.Files, st.Err = len(se.changing) == 0, len(se.has), nil
 		if report {
 			st.Last, st.LastAt = result, time.Now()
 		}
@@ -334,46 +296,4 @@ func (se *sender) round(ctx context.Context, p plan, since time.Time) error {
 		se.cfg.OnSync(result)
 	}
 	return nil
-}
-
-// acknowledged receives the target's report of a round and updates the entries of the target.
-func (se *sender) acknowledged(
-	ctx context.Context, sent map[string]entry, removed []string, result *Batch,
-) error {
-	for _, name := range removed {
-		delete(se.target, name)
-	}
-	for {
-		f, err := se.next(ctx)
-		if err != nil {
-			return err
-		}
-		switch f.kind {
-		case kindFailed:
-			var report failedReport
-			if err := json.Unmarshal(f.payload, &report); err != nil {
-				return fmt.Errorf("%w: %w", errProtocol, err)
-			}
-			name := string(report.Path)
-			if e, ok := sent[name]; ok {
-				se.rejected[name] = e
-				delete(sent, name)
-				if _, ok := se.target[name]; ok {
-					se.target[name] = entry{} // the target may still have what was sent earlier
-				}
-			}
-			result.Rejected++
-			result.Failed = addFailure(result.Failed, name, errors.New(report.Error[:min(len(report.Error), maxPath)]))
-		case kindDone:
-			if err := json.Unmarshal(f.payload, result); err != nil {
-				return fmt.Errorf("%w: %w", errProtocol, err)
-			}
-			maps.Copy(se.target, sent)
-			result.Complete = !se.completed && len(se.changing) == 0
-			se.completed = se.completed || result.Complete
-			return nil
-		default:
-			return fmt.Errorf("%w: a frame of kind %d within a round", errProtocol, f.kind)
-		}
-	}
 }

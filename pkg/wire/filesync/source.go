@@ -4,33 +4,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/remotefs"
 )
 
 // SourceConfig is the configuration of a Source.
 type SourceConfig struct {
-	Dir  string                                      // a directory, or one file
-	Dial func(ctx context.Context) (net.Conn, error) // to the Target; Run calls it again when the connection breaks
+	Dir string // a directory, or one file
+	// Dial connects to a remotefs.Server of the destination, if that is a directory, or else of the directory that it
+	// is in. It returns "." or the name of the destination there. Run calls it again when the connection breaks.
+	Dial func(ctx context.Context) (conn net.Conn, dest string, err error)
 	// after each round that did, completed or failed anything; nil: nothing
 	OnSync func(Batch)
 	Logger *slog.Logger
 }
 
-// Source is the laptop's end.
+// Source is the laptop's end. It remembers what the container received, so there is one Source for all connections.
 type Source struct {
-	cfg  SourceConfig
-	tree *tree
+	cfg    SourceConfig
+	tree   *tree
+	has    map[string]received
+	untold bool // the container has changes of which Server.Synced does not know
 
-	restMost  time.Duration // how long a file may change until it is sent as it is
-	namesMost int           // bytes of the paths that a target may list
+	restMost time.Duration // how long a file may change until it is sent as it is
 
 	mu     sync.Mutex
 	status Status
@@ -39,7 +42,7 @@ type Source struct {
 // Status is a snapshot of a Source.
 type Status struct {
 	Synced bool      // connected, and nothing is known to differ, except what failed
-	Files  int       // files, directories and links at the Target
+	Files  int       // files, directories and links in the container
 	Last   Batch     // the last one that OnSync received
 	LastAt time.Time // when it was acknowledged
 	Err    error     // why there is no connection, or why the directory cannot be read
@@ -47,7 +50,7 @@ type Status struct {
 
 // NewSource returns a Source that does not run yet.
 func NewSource(cfg SourceConfig) *Source {
-	return &Source{cfg: cfg, tree: newTree(cfg.Dir, cfg.Logger), restMost: restMost, namesMost: maxNames}
+	return &Source{cfg: cfg, tree: newTree(cfg.Dir, cfg.Logger), has: make(map[string]received), restMost: restMost}
 }
 
 // Status is safe for concurrent use.
@@ -63,25 +66,22 @@ func (s *Source) set(change func(*Status)) {
 	change(&s.status)
 }
 
-// The backoff between two attempts to reach the target, which doubles.
 const (
+	dialTimeout = 20 * time.Second
+	// The backoff between two attempts to connect, which doubles.
 	backoffFirst = 100 * time.Millisecond
 	backoffMost  = 5 * time.Second
 )
 
-// Run keeps the target equal until ctx ends, and then returns nil. It returns ErrVersion if the other end speaks
-// another version; after any other error it connects again.
-func (s *Source) Run(ctx context.Context) error {
+// Run keeps the container equal until ctx ends. After an error it connects again.
+func (s *Source) Run(ctx context.Context) {
 	defer s.tree.watch.close()
 	defer s.set(func(st *Status) { st.Synced = false })
 	backoff := backoffFirst
 	for ctx.Err() == nil {
 		completed, err := s.connect(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, ErrVersion):
-			return err
+		if ctx.Err() != nil {
+			return
 		}
 		if completed {
 			backoff = backoffFirst
@@ -93,59 +93,39 @@ func (s *Source) Run(ctx context.Context) error {
 		wakeup.Pause(ctx, backoff)
 		backoff = min(2*backoff, backoffMost)
 	}
-	return nil
 }
 
-// connect runs one connection. It reports whether the target had everything once.
+// connect runs one connection. It reports whether the container had everything once. The error is not nil.
 func (s *Source) connect(ctx context.Context) (completed bool, err error) {
 	if err := s.tree.open(); err != nil {
 		return false, rootError(err)
 	}
-	conn, err := s.cfg.Dial(ctx)
+	conn, dest, err := s.dial(ctx)
 	if err != nil {
-		return false, fmt.Errorf("cannot connect to the other end of the file sync: %w", err)
-	}
-	ctx, end := context.WithCancel(ctx)
-	var work sync.WaitGroup
-	defer work.Wait()
-	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	defer end()
-	w := newWire(conn)
-	if err := s.greet(w); err != nil {
 		return false, err
 	}
-	se := newSender(s, w)
-	work.Go(func() { w.keepAlive(ctx.Done()) })
-	var received error
-	work.Go(func() {
-		defer end()
-		received = se.receive(ctx)
-	})
-	err = se.run(ctx)
-	end()
-	work.Wait()
-	if errors.Is(received, errRefused) || errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed) ||
-		errors.Is(err, io.ErrClosedPipe) {
-		err = received
+	ctx, end := context.WithCancelCause(ctx)
+	client := remotefs.NewClient()
+	se := newSender(s, client, dest, end)
+	var work sync.WaitGroup
+	work.Go(func() { end(client.Serve(ctx, conn)) })
+	work.Go(func() { se.keepAlive(ctx) })
+	if err := se.run(ctx); !errors.Is(err, syscall.EIO) { // else Serve knows why
+		end(err)
 	}
-	return se.completed, err
+	conn.Close()
+	work.Wait()
+	return se.completed, context.Cause(ctx)
 }
 
-// greet exchanges hellos. It limits the time by closing the connection: one that is still being established may ignore
-// deadlines.
-func (s *Source) greet(w *wire) error {
-	late := time.AfterFunc(helloTimeout, func() { w.conn.Close() })
-	err := w.sendHello(hello{File: s.tree.only, Name: filepath.Base(s.cfg.Dir)})
-	if err == nil {
-		_, err = w.receiveHello()
-	} else if _, _, readErr := w.receive(); readErr != nil && !errors.Is(readErr, io.EOF) {
-		err = readErr // a broken connection may give the reason only to its reader
+func (s *Source) dial(ctx context.Context) (net.Conn, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	conn, dest, err := s.cfg.Dial(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("the other end of the file sync has not answered within %v", dialTimeout)
 	}
-	if !late.Stop() {
-		return fmt.Errorf("the other end of the file sync has not answered within %v", helloTimeout)
-	}
-	return err
+	return conn, dest, err
 }
 
 // rootError adds to the error of a missing directory that no files are removed at the other end.

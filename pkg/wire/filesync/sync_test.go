@@ -16,7 +16,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fxamacker/cbor/v2"
+
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wire/remotefs"
 )
 
 // TestChangesAreCopied applies steps to the laptop. After each, both directories are equal and the batch counts the
@@ -80,6 +83,7 @@ func TestChangesAreCopied(t *testing.T) {
 	}
 	r := newRig(t, options{})
 	var pipes []string
+	changes := 0
 	for _, s := range steps {
 		ok := t.Run(s.name, func(t *testing.T) {
 			r.change(func() { s.change(t, r.src) })
@@ -107,18 +111,16 @@ func TestChangesAreCopied(t *testing.T) {
 			return
 		}
 	}
-	// The target counts the same.
+	// The container is told of each step.
 	r.stop()
-	var source, target Batch
 	close(r.taken)
-	for b := range r.taken {
-		target.Files, target.Removed, target.Bytes = target.Files+b.Files, target.Removed+b.Removed, target.Bytes+b.Bytes
+	for got := range r.taken {
+		if got.changes {
+			changes++
+		}
 	}
-	for _, s := range steps {
-		source.Files, source.Removed = source.Files+s.want.Files, source.Removed+s.want.Removed
-	}
-	if source.Files != target.Files || source.Removed != target.Removed || target.Bytes == 0 {
-		t.Errorf("the target counted %+v, want %+v", target, source)
+	if changes < len(steps) {
+		t.Errorf("the container was told of %d changes, want %d", changes, len(steps))
 	}
 }
 
@@ -152,8 +154,8 @@ func TestReconnectSendsOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
-// TestImageFilesStay checks that files of the image stay, also across connections, and that a new Target forgets what
-// it received earlier.
+// TestImageFilesStay checks that files of the image stay, also across connections, and that a new Source does not know
+// what an earlier one has sent.
 func TestImageFilesStay(t *testing.T) {
 	r := newRig(t, options{before: func(r *rig) {
 		write(t, r.dst, "image", "image")
@@ -187,13 +189,11 @@ func TestImageFilesStay(t *testing.T) {
 		t.Error("after a reconnection:", snapshot(t, r.dst))
 	}
 
-	r.breakOff()
-	r.newTarget()
+	r.stop()
 	must(t, os.Remove(filepath.Join(r.src, "kept")))
-	r.connect()
-	r.complete()
+	r = newRig(t, options{src: r.src, dst: r.dst})
 	if !exists(r.dst, "kept") {
-		t.Error("a new target removed files that it had not received")
+		t.Error("a new source removed files that it had not sent")
 	}
 	must(t, os.Remove(filepath.Join(r.src, "later")))
 	for exists(r.dst, "later") {
@@ -399,7 +399,7 @@ func TestReconnectLosesNothing(t *testing.T) {
 		r.same()
 	}
 	for p := range snapshot(t, r.dst) {
-		if strings.Contains(p, tempPrefix) {
+		if strings.Contains(p, remotefs.AsidePrefix) {
 			t.Errorf("%s was left", p)
 		}
 	}
@@ -420,8 +420,8 @@ func (c *breaking) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestOnSyncAfterBreak checks that OnSync gets a round whose connection broke after its files were written.
-func TestOnSyncAfterBreak(t *testing.T) {
+// TestSyncedAfterBreak checks that the container is told of files whose connection broke after they were written.
+func TestSyncedAfterBreak(t *testing.T) {
 	var hold atomic.Bool
 	r := newRig(t, options{wrap: func(c net.Conn) net.Conn { return &noEnd{c, &hold} }})
 	<-r.taken
@@ -432,8 +432,15 @@ func TestOnSyncAfterBreak(t *testing.T) {
 	if b := r.complete(); b.Files != 0 {
 		t.Errorf("the file was sent again: %+v", b)
 	}
-	if b := <-r.taken; b.Files != 1 || !b.Complete {
-		t.Errorf("OnSync was told %+v", b)
+	if b := <-r.taken; !b.changes || !b.all {
+		t.Errorf("the container was told %+v", b)
+	}
+	// A connection without any difference is no change.
+	r.breakOff()
+	r.connect()
+	r.complete()
+	if b := <-r.taken; b.changes || !b.all {
+		t.Errorf("the container was told %+v", b)
 	}
 }
 
@@ -444,8 +451,8 @@ type noEnd struct {
 }
 
 func (c *noEnd) Write(b []byte) (int, error) {
-	if end := len(b) - headerSize - 1; end >= 0 && kind(b[end]) == kindEnd && c.on.CompareAndSwap(true, false) {
-		_, _ = c.Conn.Write(b[:end])
+	var r remotefs.Request
+	if cbor.Unmarshal(b[4:], &r) == nil && r.Op == remotefs.OpSynced && c.on.CompareAndSwap(true, false) {
 		c.Conn.Close()
 		return 0, errCut
 	}
@@ -481,7 +488,7 @@ func TestChangeWithinTickIsCopied(t *testing.T) {
 func TestRecentFileWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSource(SourceConfig{Dir: t.TempDir(), Dial: (&rig{}).dial, Logger: discarding()})
-		se := newSender(s, nil)
+		se := newSender(s, nil, ".", nil)
 		for name, e := range map[string]struct {
 			age  time.Duration
 			size int64

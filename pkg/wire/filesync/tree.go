@@ -176,13 +176,40 @@ func (t *tree) readPath(p string, op fsnotify.Op) {
 	}
 }
 
-// localEntry is newEntry with the permissions that the target gets.
+// entry describes a file, a directory or a symbolic link. Entries are equal if the container need not be changed.
+type entry struct {
+	kind  entryKind
+	perm  fs.FileMode
+	size  int64  // of a file
+	mtime int64  // of a file, in nanoseconds
+	link  string // destination of a link
+}
+
+type entryKind string
+
+const (
+	file    entryKind = "file"
+	dir     entryKind = "dir"
+	symlink entryKind = "link"
+	other   entryKind = "other" // what is not copied
+)
+
+// ownerAll are the permissions that the owner of a directory needs to put files into it.
+const ownerAll fs.FileMode = 0o700
+
+// localEntry describes the result of an Lstat, with the permissions that the container gets. The caller reads the
+// destination of a link.
 func localEntry(info fs.FileInfo) entry {
-	e := newEntry(info)
-	if e.kind == dir {
-		e.perm |= ownerAll
+	perm := info.Mode().Perm()
+	switch info.Mode().Type() {
+	case 0:
+		return entry{kind: file, perm: perm, size: info.Size(), mtime: info.ModTime().UnixNano()}
+	case fs.ModeDir:
+		return entry{kind: dir, perm: perm | ownerAll}
+	case fs.ModeSymlink:
+		return entry{kind: symlink}
 	}
-	return e
+	return entry{kind: other}
 }
 
 // coarse reports whether a second write may have the same modification time: some file systems count in seconds, or in
