@@ -426,8 +426,8 @@ func TestSyncedAfterBreak(t *testing.T) {
 	r := newRig(t, options{wrap: func(c net.Conn) net.Conn { return &noEnd{c, &hold} }})
 	<-r.taken
 	hold.Store(true)
-	r.change(func() { write(t, r.src, "a", "a") })
-	testenv.Until(t, "written", func() bool { return exists(r.dst, "a") })
+	r.change(func() { write(t, r.src, "d/a", "a") })
+	testenv.Until(t, "written", func() bool { return exists(r.dst, "d/a") })
 	testenv.Until(t, "connected again", func() bool { return !hold.Load() })
 	if b := r.complete(); b.Files != 0 {
 		t.Errorf("the file was sent again: %+v", b)
@@ -442,6 +442,57 @@ func TestSyncedAfterBreak(t *testing.T) {
 	if b := <-r.taken; b.changes || !b.all {
 		t.Errorf("the container was told %+v", b)
 	}
+}
+
+// TestSaveIsOneRequest checks that the save of a file takes one round trip, and that the container is told.
+func TestSaveIsOneRequest(t *testing.T) {
+	var asked ops
+	r := newRig(t, options{before: func(r *rig) { write(t, r.src, "a", "a") },
+		wrap: func(c net.Conn) net.Conn { return &counting{c, &asked} }})
+	<-r.taken
+	asked.take()
+	r.change(func() { write(t, r.src, "a", "saved") })
+	r.next()
+	if got := asked.take(); !slices.Equal(got, []remotefs.Op{remotefs.OpPut}) {
+		t.Errorf("a save is %v", got)
+	}
+	if b := <-r.taken; !b.changes || b.all {
+		t.Errorf("the container was told %+v", b)
+	}
+	r.change(func() { write(t, r.src, "b", "b"); write(t, r.src, "c", "c") })
+	r.next()
+	if got := asked.take(); len(got) != 3 || got[2] != remotefs.OpSynced {
+		t.Errorf("two saves are %v", got)
+	}
+}
+
+// ops are the operations that a source has asked for, but for those that keep the connection alive.
+type ops struct {
+	mu  sync.Mutex
+	all []remotefs.Op
+}
+
+func (o *ops) take() []remotefs.Op {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := o.all
+	o.all = nil
+	return all
+}
+
+type counting struct {
+	net.Conn
+	asked *ops
+}
+
+func (c *counting) Write(b []byte) (int, error) {
+	var r remotefs.Request
+	if cbor.Unmarshal(b[4:], &r) == nil && r.Op != remotefs.OpStat {
+		c.asked.mu.Lock()
+		c.asked.all = append(c.asked.all, r.Op)
+		c.asked.mu.Unlock()
+	}
+	return c.Conn.Write(b)
 }
 
 // noEnd closes the connection instead of sending the end of a round.

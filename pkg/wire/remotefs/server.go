@@ -26,7 +26,7 @@ const (
 
 // Server carries out the requests of one Client in a directory.
 type Server struct {
-	// Synced is called for each OpSynced. It is set before Serve, and may be nil.
+	// Synced is called for each OpSynced with Flags. It is set before Serve, and may be nil.
 	Synced func(changes, all bool)
 
 	root     *os.Root
@@ -147,10 +147,11 @@ func (s *Server) do(r *Request) (a Answer, err error) {
 		err = s.rename(r.Path, r.To)
 	case OpPut:
 		made, err = r.Path, s.put(r)
-	case OpSynced:
-		if s.Synced != nil {
-			s.Synced(r.Flags&SyncedChanges != 0, r.Flags&SyncedAll != 0)
+		if err == nil {
+			s.synced(r.Flags)
 		}
+	case OpSynced:
+		s.synced(r.Flags)
 	default:
 		err = s.with(r, func(f *os.File) error { return s.onFile(r, f, &a) })
 	}
@@ -158,6 +159,12 @@ func (s *Server) do(r *Request) (a Answer, err error) {
 		return s.do(&Request{Op: OpStat, Path: made})
 	}
 	return a, err
+}
+
+func (s *Server) synced(flags int) {
+	if s.Synced != nil && flags != 0 {
+		s.Synced(flags&SyncedChanges != 0, flags&SyncedAll != 0)
+	}
 }
 
 // with calls do with the open file of a request. If there is none, because it was closed meanwhile perhaps, do gets the

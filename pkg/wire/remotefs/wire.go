@@ -35,7 +35,7 @@ const (
 	OpStatfs                 // Path ─▶ Statfs
 	OpLock                   // Handle, Lock ─▶ Lock, if it asks
 	OpSum                    // Path ─▶ Data: SHA-256 of the file
-	OpPut                    // Path; Data, Handle (FlagAside), or To: a link; Set ─▶ Attr. It replaces a file at once
+	OpPut                    // Path; Data, Handle (FlagAside), or To: a link; Set; Flags as OpSynced ─▶ Attr. At once
 	OpSynced                 // Flags: SyncedChanges, SyncedAll ─▶ when Server.Synced has returned
 )
 
