@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -21,17 +20,18 @@ import (
 	"kubevpn/pkg/host/unixsocket"
 )
 
-// readyVariable names the descriptor on which the first process waits for the second.
-const readyVariable = "KUBEVPN_HELPER_READY_FD"
+// secondVariable tells the second process that it is that.
+const secondVariable = "KUBEVPN_HELPER_SECOND"
 
-// Main is `kubevpn helper`. Its standard input is a connection that systemd accepted (see accepted), or the helper's
-// end of a socketpair:
+// Main is `kubevpn helper`. Its standard input is a connection that systemd accepted (see serviceConfig), or the
+// helper's end of a socketpair:
 //
 //	sudo (perhaps in a pty of its own, which goes with it)
-//	  └─ kubevpn helper                  the first: starts the second, waits until it is ready, exits 0
+//	  └─ kubevpn helper                  the first: starts the second, exits 0
 //	       └─ kubevpn helper (setsid)    the second: no terminal, /dev/null, / and umask 077; Serve
 //
-// So the helper continues when the terminal closes, and no sudo process stays.
+// So the helper continues when the terminal closes, and no sudo process stays. The socket tells whether the second is
+// ready.
 func Main(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return api.Errorf(api.ExitPrivilege, "`kubevpn helper` must run as root").
@@ -45,70 +45,49 @@ func Main(ctx context.Context) error {
 	}
 	w.Close()
 	if fromListener(int(os.Stdin.Fd())) {
-		return accepted(ctx)
+		return serveStdin(ctx, serviceConfig)
 	}
-	if fd, err := strconv.Atoi(os.Getenv(readyVariable)); err == nil && fd > 2 {
-		return second(ctx, os.NewFile(uintptr(fd), "ready"))
+	if os.Getenv(secondVariable) == "" {
+		return first()
 	}
-	return first(ctx)
+	// SIGHUP and SIGINT are for programs on a terminal. SIGTERM ends ctx, and with it everything.
+	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
+	return serveStdin(ctx, func(socket *os.File) (LocalConfig, error) {
+		uid, err := caller(socket)
+		return LocalConfig{UID: uid}, err
+	})
 }
 
-func first(ctx context.Context) error {
+func first() error {
 	program, err := thisProgram()
 	if err != nil {
 		return api.Errorf(api.ExitPrivilege, "cannot find this program: %w", err)
 	}
-	ready, theirs, err := os.Pipe()
-	if err != nil {
-		return api.Errorf(api.ExitPrivilege, "cannot create a pipe: %w", err)
-	}
-	defer ready.Close()
 	cmd := exec.Command(program, "helper")
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdin = os.Stdin
-	cmd.ExtraFiles = []*os.File{theirs} // descriptor 3
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", readyVariable + "=3"}
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", secondVariable + "=1"}
 	if uid := os.Getenv("SUDO_UID"); uid != "" {
 		cmd.Env = append(cmd.Env, "SUDO_UID="+uid)
 	}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
-	theirs.Close()
-	if err != nil {
+	if err := cmd.Start(); err != nil {
 		return api.Errorf(api.ExitPrivilege, "cannot start the helper: %w", err)
-	}
-	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
-	defer stop()
-	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
-		err := cmd.Wait() // it has sent the cause over the socket
-		return api.Errorf(api.ExitPrivilege, "the helper ended immediately: %w", err)
-	}
-	if !stop() {
-		return ctx.Err()
 	}
 	return cmd.Process.Release()
 }
 
-func second(ctx context.Context, ready *os.File) error {
-	// SIGHUP and SIGINT are for programs on a terminal. SIGTERM ends ctx, and with it everything.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
-	unix.CloseOnExec(int(ready.Fd()))
+// serveStdin serves the socket on standard input, with the configuration for it.
+func serveStdin(ctx context.Context, configure func(socket *os.File) (LocalConfig, error)) error {
 	unix.Umask(0o077)
 	socket, err := takeStdin()
 	if err != nil {
-		return errors.Join(err, ready.Close())
-	}
-	uid, err := caller(socket)
-	cfg := LocalConfig{UID: uid}
-	if err = reportReady(socket, cfg, err); err != nil {
-		return errors.Join(err, socket.Close(), ready.Close())
-	}
-	if _, err := ready.Write([]byte{1}); err != nil {
-		return err // the first process was killed
-	}
-	if err := ready.Close(); err != nil {
 		return err
+	}
+	cfg, err := configure(socket)
+	if err = reportReady(socket, cfg, err); err != nil {
+		return errors.Join(err, socket.Close())
 	}
 	return Serve(ctx, socket, cfg)
 }

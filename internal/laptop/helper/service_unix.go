@@ -39,7 +39,7 @@ func startService(ctx context.Context, path string) (*os.File, string, error) {
 	if err != nil {
 		return nil, "", api.Errorf(api.ExitPrivilege, "cannot use the socket of the root helper: %w", err)
 	}
-	first, err := awaitReady(ctx, socket, readyTimeout)
+	first, err := awaitReady(ctx, socket)
 	if err == nil && first.Protocol != protocol {
 		err = api.Errorf(api.ExitPrivilege, "the service of the root helper is kubevpn %s, which this kubevpn, %s, "+
 			"cannot use", first.Version, version.Full()).
@@ -47,18 +47,10 @@ func startService(ctx context.Context, path string) (*os.File, string, error) {
 	}
 	if err != nil {
 		socket.Close()
-		return nil, "", asServiceError(err)
+		return nil, "", notReady(err, "the service of the root helper accepted the connection,", "see `"+hostservice.Log+
+			"` for the cause, or remove the service with `kubevpn service uninstall`; kubevpn then uses sudo")
 	}
 	return socket, first.Version, nil
-}
-
-func asServiceError(err error) error {
-	if errors.As(err, new(*api.Error)) || errors.Is(err, context.Canceled) {
-		return err
-	}
-	return api.Errorf(api.ExitPrivilege, "the service of the root helper accepted the connection, but is not ready: %w",
-		ended(err)).WithHint("see `%s` for the cause, or remove the service with `kubevpn service uninstall`; kubevpn "+
-		"then uses sudo", hostservice.Log)
 }
 
 // fromListener reports whether a process accepted the socket from a listener, as systemd and launchd do: it has the
@@ -69,14 +61,10 @@ func fromListener(fd int) bool {
 	return err == nil && ok && strings.HasPrefix(local.Name, "/")
 }
 
-// accepted is the helper of the service. Its standard input is a connection that systemd or launchd accepted, and its
-// standard error is the system's journal or a file. It has no terminal that could close, so one process is enough.
-func accepted(ctx context.Context) error {
-	unix.Umask(0o077)
-	socket, err := takeStdin()
-	if err != nil {
-		return err
-	}
+// serviceConfig is the configuration of the helper of the service. Its standard input is a connection that systemd or
+// launchd accepted, and its standard error is the system's journal or a file. It has no terminal that could close, so
+// one process is enough.
+func serviceConfig(socket *os.File) (LocalConfig, error) {
 	cfg := LocalConfig{Journal: slog.NewTextHandler(os.Stderr, nil)}
 	uid, known, err := creator(socket)
 	if err == nil && !known {
@@ -90,10 +78,7 @@ func accepted(ctx context.Context) error {
 	if err == nil {
 		cfg.Policy, err = loadPolicy(hostservice.PolicyFile)
 	}
-	if err = reportReady(socket, cfg, err); err != nil {
-		return errors.Join(err, socket.Close())
-	}
-	return Serve(ctx, socket, cfg)
+	return cfg, err
 }
 
 // loadPolicy reads the policy. If there is no file, the defaults apply.

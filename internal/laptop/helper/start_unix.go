@@ -70,17 +70,13 @@ func startProcess(ctx context.Context, cfg StartConfig) (*os.File, error) {
 		}
 	}
 	if err := runStarter(ctx, cfg, argv, theirs); err != nil {
-		// An error of the helper says more than that of sudo.
-		if _, helperErr := awaitReady(ctx, ours, 100*time.Millisecond); errors.As(helperErr, new(*api.Error)) {
-			err = helperErr
-		}
 		ours.Close()
 		return nil, err
 	}
 	theirs.Close() // so that the end of the helper is the end of the socket
-	if _, err := awaitReady(ctx, ours, readyTimeout); err != nil {
+	if _, err := awaitReady(ctx, ours); err != nil {
 		ours.Close()
-		return nil, asStartError(err)
+		return nil, notReady(err, "the root helper has started", "")
 	}
 	return ours, nil
 }
@@ -108,7 +104,7 @@ func haveTerminal() bool {
 	return true
 }
 
-// runStarter runs the first helper process, which ends when the second is ready.
+// runStarter runs the first helper process, which ends when it has started the second.
 func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.File) error {
 	var output bytes.Buffer
 	cmd := exec.Command(argv[0], argv[1:]...)
@@ -204,13 +200,13 @@ func replaceable(path string) bool {
 }
 
 // awaitReady reads and returns the helper's first message. It leaves socket open.
-func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) (first response, err error) {
+func awaitReady(ctx context.Context, socket *os.File) (first response, err error) {
 	conn, err := copyWire(socket)
 	if err != nil {
 		return first, err
 	}
 	defer conn.Close()
-	if err := conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(readyTimeout)); err != nil {
 		return first, err
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
@@ -229,17 +225,13 @@ func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) (fi
 	return first, nil
 }
 
-func asStartError(err error) error {
+// notReady returns the error of a helper that is not ready, with the cause err of awaitReady. who says how it began.
+func notReady(err error, who, hint string) error {
 	if errors.As(err, new(*api.Error)) || errors.Is(err, context.Canceled) {
 		return err
 	}
-	return api.Errorf(api.ExitPrivilege, "the root helper has started but is not ready: %w", ended(err))
-}
-
-// ended returns an error in place of the end of the stream.
-func ended(err error) error {
 	if errors.Is(err, io.EOF) {
-		return errors.New("it ended immediately")
+		err = errors.New("it ended immediately")
 	}
-	return err
+	return api.Errorf(api.ExitPrivilege, "%s but is not ready: %w", who, err).WithHint("%s", hint)
 }
