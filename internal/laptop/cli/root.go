@@ -62,6 +62,7 @@ func newRoot(f *command.Factory, plugin bool) *cobra.Command {
 		root.SetHelpCommandGroupID(group.title) // the last one
 	}
 	root.AddCommand(admin.Hidden(f)...)
+	complete(root)
 	if plugin {
 		asPlugin(root)
 	}
@@ -79,6 +80,28 @@ func commandGroups() []group {
 		{"Connections", connect.Commands}, {"Workloads", workload.Commands}, {"Troubleshooting", inspect.Commands},
 		{"Administration", admin.Commands},
 	}
+}
+
+// complete makes the commands below cmd reject arguments, and show their help, unless they do something else.
+func complete(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		if sub.Args == nil {
+			sub.Args = noArgs
+		}
+		if sub.RunE == nil {
+			sub.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+		complete(sub)
+	}
+}
+
+// noArgs rejects arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return api.Errorf(api.ExitUsage, "`%s` accepts no arguments, but got %q", cmd.CommandPath(), args[0]).
+			WithHint("see `%s --help` for usage", cmd.CommandPath())
+	}
+	return nil
 }
 
 // pluginName is the command as which kubectl runs this program, if its file is named kubectl-kubevpn.

@@ -30,8 +30,6 @@ func newConfig(f *command.Factory) *cobra.Command {
 		Long: "Show the settings of all commands. A flag takes precedence over the environment, the environment\n" +
 			"over your file, your file over the client defaults of the cluster, and these over the built-in default.",
 		Example: command.Examples("Show each setting and where it comes from", "kubevpn config view --show-origin"),
-		Args:    command.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	o := &configOptions{f: f, output: term.NewObjectFormat("text")}
 	view := &cobra.Command{
@@ -44,7 +42,6 @@ func newConfig(f *command.Factory) *cobra.Command {
 			"Show where each setting comes from", "kubevpn config view --show-origin",
 			"Show those for another cluster", "kubevpn config view --show-origin --context staging",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.view) },
 	}
 	view.Flags().BoolVar(&o.origins, "show-origin", false, "print all settings, with the origin of each value")

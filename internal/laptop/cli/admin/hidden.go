@@ -22,19 +22,16 @@ func Hidden(f *command.Factory) []*cobra.Command {
 		{
 			Use:   "daemon",
 			Short: "Keep connections (started by the other commands)",
-			Args:  command.NoArgs,
 			RunE:  func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), f) },
 		},
 		{
 			Use:   "helper",
 			Short: "Change the network of this machine for a daemon (started by connect, as root)",
-			Args:  command.NoArgs,
 			RunE:  func(cmd *cobra.Command, _ []string) error { return f.RunHelper(cmd.Context()) },
 		},
 		{
 			Use:   command.SandboxCommand,
 			Short: "Run as the first process of a sandbox (started by dev)",
-			Args:  command.NoArgs,
 			RunE:  func(*cobra.Command, []string) error { return sandbox.Init() },
 		},
 		{

@@ -39,7 +39,6 @@ func newInstall(f *command.Factory) *cobra.Command {
 			"Let laptops that reach a node connect to the traffic manager without the API server",
 			"kubevpn install --expose nodeport",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
 	o.kube.AddTo(cmd, f)

@@ -26,8 +26,6 @@ func newService(f *command.Factory) *cobra.Command {
 			hostservice.PolicyFile + ".",
 		Example: command.Examples("Install the service for you", "kubevpn service install", "Show who may use it",
 			"kubevpn service status", "Remove it", "kubevpn service uninstall"),
-		Args: command.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newServiceInstall(f), newServiceUninstall(f), newServiceStatus(f))
 	return cmd
@@ -43,7 +41,6 @@ func newServiceInstall(f *command.Factory) *cobra.Command {
 			hostservice.Socket + ". The command uses sudo if necessary. Open connections continue.",
 		Example: command.Examples("Install the service for you", "kubevpn service install",
 			"Install it for the members of a group", "kubevpn service install --group developers"),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := hostservice.Supported(); err != nil {
 				return err
@@ -72,7 +69,6 @@ func newServiceUninstall(f *command.Factory) *cobra.Command {
 		Long: "Remove the service with its program and its policy. The connections that use it end. The command\n" +
 			"uses sudo if necessary.",
 		Example: command.Examples("Remove the service", "kubevpn service uninstall"),
-		Args:    command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := hostservice.Status(cmd.Context())
 			if err != nil {
@@ -100,7 +96,6 @@ func newServiceStatus(f *command.Factory) *cobra.Command {
 		Short: "Show whether the service is installed, and who may use it",
 		Example: command.Examples("Show the service", "kubevpn service status", "Print it as JSON",
 			"kubevpn service status -o json"),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := hostservice.Status(cmd.Context())
 			if err != nil {

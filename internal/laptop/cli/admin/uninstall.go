@@ -31,7 +31,6 @@ func newUninstall(f *command.Factory) *cobra.Command {
 			"From another namespace", "kubevpn uninstall --manager-namespace tools",
 			"Even if other users are connected", "kubevpn uninstall --force",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
 	o.kube.AddTo(cmd, f)

@@ -20,7 +20,6 @@ func newVersion(f *command.Factory) *cobra.Command {
 		Short: "Print the versions of this program, of the daemon and of the service",
 		Example: command.Examples("Print the versions", "kubevpn version", "Print the versions as JSON",
 			"kubevpn version -o json"),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return printVersions(cmd.Context(), f, output) },
 	}
 	output.AddTo(cmd)

@@ -88,15 +88,6 @@ func Examples(lines ...string) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// NoArgs rejects arguments.
-func NoArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return api.Errorf(api.ExitUsage, "`%s` accepts no arguments, but got %q", cmd.CommandPath(), args[0]).
-			WithHint("see `%s --help` for usage", cmd.CommandPath())
-	}
-	return nil
-}
-
 // OneArg returns the check of a command that requires one argument.
 func OneArg(what, hint string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {

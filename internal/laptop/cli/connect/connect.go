@@ -55,7 +55,6 @@ func newConnect(f *command.Factory) *cobra.Command {
 			"kubevpn connect -n shop --via deployment/web",
 			"For a script", "kubevpn connect -o json --yes",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), o.output, o.connect) },
 	}
 	o.flags.AddTo(cmd, f, config.KeyMetricsListen)

@@ -19,7 +19,6 @@ func newQuit(f *command.Factory) *cobra.Command {
 		Long: "Stop all kubevpn processes of this user on this machine, and wait until they have ended. The traffic\n" +
 			"manager stays in the cluster. `kubevpn uninstall` removes it.",
 		Example: command.Examples("Stop everything on this machine", "kubevpn quit"),
-		Args:    command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.Report(cmd.Context(), nil, func(ctx context.Context, on func(api.Event), _ func()) error {
 				err := f.Daemon().Quit(ctx, on)

@@ -40,7 +40,6 @@ func newStatus(f *command.Factory) *cobra.Command {
 			"Print the state of the first connection, for a script",
 			"kubevpn status -o jsonpath='{.connections[0].status}'",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "print the status again after each change, until Ctrl-C")

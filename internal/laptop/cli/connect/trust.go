@@ -29,8 +29,6 @@ func newTrust(f *command.Factory) *cobra.Command {
 			"answer, and asks again when one of these changes.",
 		Example: command.Examples("List trusted clusters", "kubevpn trust list", "Remove a cluster",
 			"kubevpn trust remove 3f2a91c04b7e"),
-		Args: command.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	o := &trustOptions{f: f, output: term.NewObjectFormat("table")}
 	list := &cobra.Command{
@@ -38,7 +36,6 @@ func newTrust(f *command.Factory) *cobra.Command {
 		Short: "List trusted clusters",
 		Example: command.Examples("List trusted clusters", "kubevpn trust list", "Print them as JSON",
 			"kubevpn trust list -o json"),
-		Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return o.list() },
 	}
 	o.output.AddTo(list)

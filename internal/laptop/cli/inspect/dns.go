@@ -40,7 +40,6 @@ func newDNS(f *command.Factory) *cobra.Command {
 			"Print the names that do not exist, for a script",
 			"kubevpn dns -o jsonpath='{range .items[?(@.rcode==\"NXDOMAIN\")]}{.name}{\"\\n\"}{end}'",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "show new queries until Ctrl-C")

@@ -34,7 +34,6 @@ func newDoctor(f *command.Factory) *cobra.Command {
 			"Print the faults only, for a script",
 			`kubevpn doctor -o jsonpath='{range .findings[?(@.verdict=="failed")]}{.cause}{"\n"}{end}'`,
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.kube.AddTo(cmd, f)

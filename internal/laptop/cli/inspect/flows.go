@@ -43,7 +43,6 @@ func newFlows(f *command.Factory) *cobra.Command {
 			"Print the programs whose flows stall, for a script",
 			"kubevpn flows --limit 0 -o jsonpath='{range .items[?(@.stall)]}{.program} {.stall}{\"\\n\"}{end}'",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "show the flows each second until Ctrl-C")

@@ -35,7 +35,6 @@ func newLogs(f *command.Factory) *cobra.Command {
 			"Print the log", "kubevpn logs",
 			"Print the last 20 lines, then new lines as they are written", "kubevpn logs -f --tail 20",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print new lines until Ctrl-C")

@@ -51,7 +51,6 @@ func newReport(f *command.Factory) *cobra.Command {
 			"kubevpn report -n shop --file /tmp/report.tar.gz",
 			"Explain a request that fails", "kubevpn report --why http://web.default/",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
 	cmd.Flags().StringVar(&o.file, "file", "",

@@ -41,7 +41,6 @@ func newUI(f *command.Factory) *cobra.Command {
 			"Only print its URL", "kubevpn ui --no-open",
 			"End the page", "kubevpn ui --stop",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVar(&o.noOpen, "no-open", false, "do not open a browser")

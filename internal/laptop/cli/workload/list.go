@@ -44,7 +44,6 @@ func newList(f *command.Factory) *cobra.Command {
 			"Print who intercepts what, for a script",
 			"kubevpn list -o jsonpath='{range .items[*]}{.workload}: {.intercepts[*].owner}{\"\\n\"}{end}'",
 		),
-		Args: command.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 	}
 	cmd.Flags().BoolVarP(&o.all, "all-namespaces", "A", false, "list the workloads of all namespaces")
