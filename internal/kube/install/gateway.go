@@ -69,32 +69,14 @@ func AddGateway(ctx context.Context, c apiServer, o GatewayOptions) error {
 
 // gatewayContainer returns the gateway's container, which needs the Pod Security level "privileged".
 func gatewayContainer(name, image string, privileged bool) corev1.EphemeralContainer {
-	security := &corev1.SecurityContext{
-		RunAsUser:              new(int64(0)),
-		RunAsGroup:             new(int64(0)),
-		RunAsNonRoot:           new(false), // the pod says true
-		ReadOnlyRootFilesystem: new(true),
-	}
+	// iptables-legacy needs NET_RAW for its raw socket. It adds no risk: a process with NET_ADMIN and a TUN device can
+	// send any packet.
+	security := workloads.Root("MKNOD", "NET_ADMIN", "NET_RAW")
 	if privileged {
 		security.Privileged = new(true)
-	} else {
-		security.AllowPrivilegeEscalation = new(false)
-		security.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
-		security.Capabilities = &corev1.Capabilities{
-			Drop: []corev1.Capability{"ALL"},
-			// iptables-legacy needs NET_RAW for its raw socket. It adds no risk: a process with NET_ADMIN and a TUN
-			// device can send any packet.
-			Add: []corev1.Capability{"MKNOD", "NET_ADMIN", "NET_RAW"},
-		}
+		security.AllowPrivilegeEscalation, security.SeccompProfile, security.Capabilities = nil, nil, nil
 	}
-	return corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-		Name:                     name,
-		Image:                    image,
-		ImagePullPolicy:          corev1.PullIfNotPresent,
-		Args:                     []string{"gateway"},
-		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		SecurityContext:          security,
-	}}
+	return workloads.Container(name, image, security, "gateway")
 }
 
 // ErrPodGone is in the chain of AddGateway's error if the pod is gone or is being deleted; another pod replaces it.

@@ -79,6 +79,18 @@ func (e Ephemeral) Add(ctx context.Context, kube kubernetes.Interface, p *corev1
 		WithHint("Try again.")
 }
 
+// Container returns an ephemeral container that runs a program of kubevpn's image.
+func Container(name, image string, security *corev1.SecurityContext, args ...string) corev1.EphemeralContainer {
+	return corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+		Name:                     name,
+		Image:                    image,
+		ImagePullPolicy:          corev1.PullIfNotPresent,
+		Args:                     args,
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		SecurityContext:          security,
+	}}
+}
+
 // present returns the name of the container that serves, or "".
 func (e Ephemeral) present(p *corev1.Pod) string {
 	for _, c := range p.Spec.EphemeralContainers {

@@ -30,17 +30,9 @@ type Helper struct {
 }
 
 func (h Helper) container(name string) corev1.EphemeralContainer {
-	return corev1.EphemeralContainer{
-		EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-			Name:                     name,
-			Image:                    h.Image,
-			ImagePullPolicy:          corev1.PullIfNotPresent,
-			Args:                     h.Args(name),
-			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-			SecurityContext:          h.Security,
-		},
-		TargetContainerName: h.Target,
-	}
+	c := Container(name, h.Image, h.Security, h.Args(name)...)
+	c.TargetContainerName = h.Target
+	return c
 }
 
 // AddHelper adds the container to the pod, unless one like it stays there. It returns the container's name, and whether

@@ -103,31 +103,25 @@ func Restricted() *corev1.SecurityContext {
 	}
 }
 
+// Root returns the security context of a container of kubevpn's image that runs as root, with these capabilities alone.
+// It overrides the pod's defaults.
+func Root(capabilities ...corev1.Capability) *corev1.SecurityContext {
+	s := Restricted()
+	s.RunAsUser, s.RunAsGroup, s.RunAsNonRoot = new(int64(0)), new(int64(0)), new(false) // the pod may say true
+	s.Capabilities.Add = capabilities
+	return s
+}
+
 // container returns the agent as an ephemeral container. Its only capability is NET_ADMIN, for the redirects, or none.
 // It overrides the pod's defaults, such as a user and runAsNonRoot.
 func (a Agent) container(name string) corev1.EphemeralContainer {
-	c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-		Name:            name,
-		Image:           a.Image,
-		ImagePullPolicy: corev1.PullIfNotPresent,
-		Args:            []string{"agent"},
-		Env: append(a.Environment(), corev1.EnvVar{Name: api.AgentNodeVariable, ValueFrom: &corev1.EnvVarSource{
-			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.hostIP"}}}),
-		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		SecurityContext: &corev1.SecurityContext{
-			RunAsUser:                new(int64(0)),
-			RunAsGroup:               new(int64(0)),
-			RunAsNonRoot:             new(false), // the pod may say true
-			AllowPrivilegeEscalation: new(false),
-			ReadOnlyRootFilesystem:   new(true),
-			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"},
-				Add: []corev1.Capability{"NET_ADMIN"}},
-			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-		},
-	}}
+	security := Root("NET_ADMIN")
 	if a.restricted {
-		c.SecurityContext = Restricted()
+		security = Restricted()
 	}
+	c := Container(name, a.Image, security, "agent")
+	c.Env = append(a.Environment(), corev1.EnvVar{Name: api.AgentNodeVariable, ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.hostIP"}}})
 	if len(a.pod.Checks) > 0 || a.pod.Within {
 		raw, _ := json.Marshal(a.pod) // it has nothing that JSON lacks
 		c.Env = append(c.Env, corev1.EnvVar{Name: api.AgentPodVariable, Value: Literal(string(raw))})
