@@ -45,12 +45,13 @@ type Options struct {
 
 // Cluster is one Kubernetes cluster under one user's credentials. It is safe for concurrent use.
 type Cluster struct {
-	config *rest.Config
-	kube   *kubernetes.Clientset
-	login  *login // nil: the kubeconfig has no credential plugin
-	dial   *dialer
-	conns  *apiConns // of Kube's requests
-	log    *slog.Logger
+	config  *rest.Config
+	kube    *kubernetes.Clientset
+	dynamic dynamic.Interface
+	login   *login // nil: the kubeconfig has no credential plugin
+	dial    *dialer
+	conns   *apiConns // of Kube's requests
+	log     *slog.Logger
 
 	ids         IDs
 	account     string // hash: see accountOf
@@ -123,6 +124,11 @@ func load(raw *clientcmdapi.Config, config *rest.Config, o Options) (_ *Cluster,
 	}
 	if kctx := raw.Contexts[raw.CurrentContext]; kctx != nil {
 		c.name = kctx.Cluster
+	}
+	config = rest.CopyConfig(config)
+	config.RateLimiter, config.WarningHandler = kube.CoreV1().RESTClient().GetRateLimiter(), rest.NoWarnings{}
+	if c.dynamic, err = dynamic.NewForConfigAndClient(config, c.httpClient()); err != nil {
+		return nil, unusable(err)
 	}
 	return c, nil
 }
@@ -282,17 +288,8 @@ func (c *Cluster) Kube() kubernetes.Interface { return c.kube }
 
 // Dynamic returns a client for objects of any kind. It shares the connections and the limit of requests of Kube. It
 // does not print the API server's warnings: they are about users' objects, or about a sidecar, which repeats the name
-// of a port on purpose. Errors are *api.Error.
-func (c *Cluster) Dynamic() (dynamic.Interface, error) {
-	config := rest.CopyConfig(c.config)
-	config.RateLimiter = c.kube.CoreV1().RESTClient().GetRateLimiter()
-	config.WarningHandler = rest.NoWarnings{}
-	d, err := dynamic.NewForConfigAndClient(config, c.httpClient())
-	if err != nil {
-		return nil, unusable(err)
-	}
-	return d, nil
-}
+// of a port on purpose.
+func (c *Cluster) Dynamic() dynamic.Interface { return c.dynamic }
 
 // httpClient returns the client of the requests of Kube.
 func (c *Cluster) httpClient() *http.Client {

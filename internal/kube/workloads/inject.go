@@ -167,16 +167,12 @@ func redirects(c corev1.EphemeralContainer) bool {
 // MayPatch returns nil if the user may change the workload. It asks the API server with a dry run of an empty patch.
 // Errors are *api.Error.
 func (c Client) MayPatch(ctx context.Context, w *Workload) error {
-	r, err := c.workloads()
-	if err != nil {
-		return err
-	}
-	return c.ExplainContext(ctx, r.mayPatch(ctx, w))
+	return c.ExplainContext(ctx, c.mayPatch(ctx, w))
 }
 
-func (r workloads) mayPatch(ctx context.Context, w *Workload) error {
+func (c Client) mayPatch(ctx context.Context, w *Workload) error {
 	o := metav1.PatchOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}}
-	_, err := r.dynamic.Resource(w.Resource).Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType,
+	_, err := c.Dynamic().Resource(w.Resource).Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType,
 		[]byte("{}"), o)
 	if user, p, ok := client.Denial(err); ok {
 		return api.Errorf(api.ExitPermission, "you may not intercept %s: this requires the right to %s", w, p).
@@ -201,14 +197,10 @@ func noDryRun(err error) bool {
 // MayInject returns nil if the agent is in the pod, or if the cluster (RBAC, pod security, webhooks) would admit it and
 // the node's kernel can redirect. It changes nothing. Errors are *api.Error with the reason and a hint for an admin.
 func (c Client) MayInject(ctx context.Context, pod *corev1.Pod, a Agent) error {
-	return c.ExplainContext(ctx, workloads{kube: c.Kube()}.mayInject(ctx, pod, a))
-}
-
-func (r workloads) mayInject(ctx context.Context, pod *corev1.Pod, a Agent) error {
 	kernel := make(chan error, 1)
-	go func() { kernel <- r.checkKernel(ctx, pod) }() // in parallel, because each takes a round trip
-	_, _, err := r.inject(ctx, pod, a, true)
-	return cmp.Or(<-kernel, err)
+	go func() { kernel <- c.checkKernel(ctx, pod) }() // in parallel, because each takes a round trip
+	_, _, err := c.inject(ctx, pod, a, true)
+	return c.ExplainContext(ctx, cmp.Or(<-kernel, err))
 }
 
 // Inject adds the agent to the pod as an ephemeral container, unless its owner has one there. It returns the
@@ -216,23 +208,23 @@ func (r workloads) mayInject(ctx context.Context, pod *corev1.Pod, a Agent) erro
 // until the agent runs; FollowLog does. pod may be outdated. Errors are *api.Error, with client.ErrPodGone in the
 // chain if the pod is gone.
 func (c Client) Inject(ctx context.Context, pod *corev1.Pod, a Agent) (container string, added bool, err error) {
-	container, added, err = workloads{kube: c.Kube()}.inject(ctx, pod, a, false)
+	container, added, err = c.inject(ctx, pod, a, false)
 	return container, added, c.ExplainContext(ctx, err)
 }
 
-func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool) (name string, added bool, err error) {
+func (c Client) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool) (name string, added bool, err error) {
 	a.pod, _ = describe(p.Spec, a.Container)
 	instead := "`--mode sidecar` needs no capability, and restarts the pods."
 	if a.Dials {
 		instead = "Without --via, connections leave from the traffic manager."
 	}
-	name, added, err = a.ephemeral().Add(ctx, r.kube, p, dry)
+	name, added, err = a.ephemeral().Add(ctx, c.Kube(), p, dry)
 	if err != nil {
 		err = refusal(p, err, "the traffic agent", instead)
 	}
 	if err != nil && a.Dials && !a.restricted && api.AsError(err).Code == api.ExitInject {
 		a.restricted = true
-		return r.inject(ctx, p, a, dry)
+		return c.inject(ctx, p, a, dry)
 	}
 	return name, added, err
 }

@@ -149,7 +149,7 @@ func TestInjectAddsAnAgentOnce(t *testing.T) {
 				}
 			}
 			added := ephemeral(t, kube, tt.refuse)
-			r, seen := workloads{kube: kube}, tt.seen
+			r, seen := Client{fakeAPI{kube: kube}}, tt.seen
 			if seen == nil {
 				seen = tt.pod
 			}
@@ -203,7 +203,7 @@ func TestInjectGivesUpAfterConflicts(t *testing.T) {
 		}
 		return true, nil, apierrors.NewConflict(corev1.Resource("pods"), p.Name, errors.New("changed"))
 	})
-	_, _, err := workloads{kube: kube}.inject(t.Context(), holding(), me, false)
+	_, _, err := Client{fakeAPI{kube: kube}}.inject(t.Context(), holding(), me, false)
 	if e := explain(t, err); e == nil || e.Code != api.ExitInject || !strings.Contains(e.Message, "others keep adding containers") {
 		t.Errorf("got %v", err)
 	}
@@ -227,7 +227,7 @@ func TestMayPatchNamesTheRefusal(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r, _ := worldOf(t, "", aWorld)
-			d := r.dynamic.(*dynamicfake.FakeDynamicClient)
+			d := r.Dynamic().(*dynamicfake.FakeDynamicClient)
 			d.PrependReactor("patch", "deployments", func(a k8stesting.Action) (bool, runtime.Object, error) {
 				patch := a.(k8stesting.PatchActionImpl)
 				if string(patch.Patch) != "{}" || !slices.Equal(patch.PatchOptions.DryRun, []string{"All"}) {
@@ -279,7 +279,7 @@ func TestAgentThatDialsNeedsNoCapability(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	r, dials := workloads{kube: kube}, me
+	r, dials := Client{fakeAPI{kube: kube}}, me
 	dials.Dials = true
 	for range 2 { // the second time it is there
 		pod, err := kube.CoreV1().Pods("ns").Get(t.Context(), "web-1", metav1.GetOptions{})

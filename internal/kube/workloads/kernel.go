@@ -13,8 +13,8 @@ import (
 
 // checkKernel returns an *api.Error if the kernel of the pod's node is known to lack what an ephemeral agent needs:
 // nftables tables with an owner, Linux 5.12. A user who may not read the node learns it from the agent.
-func (r workloads) checkKernel(ctx context.Context, p *corev1.Pod) error {
-	node, err := r.kube.CoreV1().Nodes().Get(ctx, p.Spec.NodeName, metav1.GetOptions{})
+func (c Client) checkKernel(ctx context.Context, p *corev1.Pod) error {
+	node, err := c.Kube().CoreV1().Nodes().Get(ctx, p.Spec.NodeName, metav1.GetOptions{})
 	if err != nil {
 		return nil
 	}

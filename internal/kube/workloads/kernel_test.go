@@ -33,8 +33,8 @@ func TestMayInjectRejectsOldKernel(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KernelVersion: "5.4.0-190-generic"}}}
 	kube := fake.NewClientset(pod, node)
 	added := ephemeral(t, kube, nil)
-	r := workloads{kube: kube}
-	e := api.AsError(r.mayInject(t.Context(), pod, Agent{Image: "i", Owner: "o"}))
+	r := Client{fakeAPI{kube: kube}}
+	e := api.AsError(r.MayInject(t.Context(), pod, Agent{Image: "i", Owner: "o"}))
 	want := "cannot redirect in the pod web-1: its node n1 runs Linux 5.4.0-190-generic, and --mode ephemeral needs 5.12 or newer"
 	if e == nil || e.Code != api.ExitInject || e.Message != want || !strings.Contains(e.Hint, "--mode sidecar") {
 		t.Errorf("got %+v", e)
@@ -46,7 +46,7 @@ func TestMayInjectRejectsOldKernel(t *testing.T) {
 	kube.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "n1", errors.New("no"))
 	})
-	if err := r.mayInject(t.Context(), pod, Agent{Image: "i", Owner: "o"}); err != nil {
+	if err := r.MayInject(t.Context(), pod, Agent{Image: "i", Owner: "o"}); err != nil {
 		t.Errorf("where the node cannot be read: %v", err)
 	}
 }

@@ -68,13 +68,13 @@ func (k Kind) workload(namespace, name string) *Workload {
 }
 
 // kind resolves a TYPE as kubectl does.
-func (r workloads) kind(ctx context.Context, text string) (Kind, error) {
+func (c Client) kind(ctx context.Context, text string) (Kind, error) {
 	if k, ok := BuiltinKind(text); ok {
 		return k, nil
 	}
 	// client-go would write to standard error if an API does not answer.
 	ctx = klog.NewContext(ctx, klog.Logger{})
-	m, err := discover(ctx, discovery.ToDiscoveryInterfaceWithContext(r.kube.Discovery()), text)
+	m, err := discover(ctx, discovery.ToDiscoveryInterfaceWithContext(c.Kube().Discovery()), text)
 	if meta.IsNoMatchError(err) {
 		return Kind{}, api.Errorf(api.ExitWorkload, "the cluster has no resource type %q", text).
 			WithHint("`kubectl api-resources --namespaced` lists those that it has.")

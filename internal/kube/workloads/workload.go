@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
@@ -52,7 +53,16 @@ func (w *Workload) String() string { return w.shown + "/" + w.Name }
 func (w *Workload) IsScheduled() bool { return w.Resource.GroupResource() == resourceCronJobs }
 
 // Client reads and changes the workloads of a cluster, with the user's own rights. It is safe for concurrent use.
-type Client struct{ *client.Cluster }
+type Client struct{ cluster }
+
+// cluster is a *client.Cluster.
+type cluster interface {
+	Kube() kubernetes.Interface
+	Dynamic() dynamic.Interface
+	DialExec(namespace, pod, container string, command []string) net.Conn
+	Explain(err error) *api.Error
+	ExplainContext(ctx context.Context, err error) error
+}
 
 // New returns a Client of the cluster.
 func New(c *client.Cluster) Client { return Client{c} }
@@ -60,47 +70,26 @@ func New(c *client.Cluster) Client { return Client{c} }
 // Workload reads the workload TYPE/NAME. It resolves TYPE as kubectl does: short names, "deployments.apps",
 // "deploy.v1.apps". It fails for a workload in whose pods no agent can run. Errors are *api.Error.
 func (c Client) Workload(ctx context.Context, namespace, typeAndName string) (*Workload, error) {
-	r, err := c.workloads()
-	if err != nil {
-		return nil, err
-	}
-	w, err := r.read(ctx, namespace, typeAndName)
-	if err != nil {
-		return nil, c.ExplainContext(ctx, err)
-	}
-	return w, nil
+	w, err := c.read(ctx, namespace, typeAndName)
+	return w, c.ExplainContext(ctx, err)
 }
 
-// workloads reads and changes workloads.
-type workloads struct {
-	kube    kubernetes.Interface
-	dynamic dynamic.Interface
-}
-
-func (c Client) workloads() (workloads, error) {
-	d, err := c.Dynamic()
-	if err != nil {
-		return workloads{}, err
-	}
-	return workloads{kube: c.Kube(), dynamic: d}, nil
-}
-
-func (r workloads) read(ctx context.Context, namespace, typeAndName string) (*Workload, error) {
+func (c Client) read(ctx context.Context, namespace, typeAndName string) (*Workload, error) {
 	kind, name, found := strings.Cut(typeAndName, "/")
 	if !found || kind == "" || name == "" || strings.Contains(name, "/") {
 		return nil, api.Errorf(api.ExitUsage, "%q is not TYPE/NAME", typeAndName).
 			WithHint("For example deployment/web, sts/db or service/web.")
 	}
-	k, err := r.kind(ctx, kind)
+	k, err := c.kind(ctx, kind)
 	if err != nil {
 		return nil, err
 	}
 	w := k.workload(namespace, name)
 	var services []corev1.Service
 	g, gctx := errgroup.WithContext(ctx) // in parallel, because each takes a round trip
-	g.Go(func() error { return r.object(gctx, w) })
+	g.Go(func() error { return c.object(gctx, w) })
 	g.Go(func() (err error) {
-		services, w.Notes, err = r.listServices(gctx, namespace)
+		services, w.Notes, err = c.listServices(gctx, namespace)
 		return err
 	})
 	if err := g.Wait(); err != nil {
@@ -111,8 +100,8 @@ func (r workloads) read(ctx context.Context, namespace, typeAndName string) (*Wo
 }
 
 // object reads the workload's object, and finds the selector and the template of its pods.
-func (r workloads) object(ctx context.Context, w *Workload) (err error) {
-	w.Object, err = r.dynamic.Resource(w.Resource).Namespace(w.Namespace).Get(ctx, w.Name, metav1.GetOptions{})
+func (c Client) object(ctx context.Context, w *Workload) (err error) {
+	w.Object, err = c.Dynamic().Resource(w.Resource).Namespace(w.Namespace).Get(ctx, w.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return api.Errorf(api.ExitWorkload, "there is no %s in the namespace %s", w, w.Namespace).
 			WithHint("`kubectl -n %s get %s` lists what there is.", w.Namespace, w.shown)
@@ -120,7 +109,7 @@ func (r workloads) object(ctx context.Context, w *Workload) (err error) {
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", w, err)
 	}
-	if err := r.shape(ctx, w); err != nil {
+	if err := c.shape(ctx, w); err != nil {
 		return err
 	}
 	return Unfit(w.String(), w.Template.Spec)
@@ -142,7 +131,7 @@ func Unfit(what string, spec corev1.PodSpec) error {
 }
 
 // shape finds the selector and the template of the workload's pods.
-func (r workloads) shape(ctx context.Context, w *Workload) error {
+func (c Client) shape(ctx context.Context, w *Workload) error {
 	switch w.Resource.GroupResource() {
 	case resourcePods:
 		var p corev1.Pod
@@ -163,9 +152,9 @@ func (r workloads) shape(ctx context.Context, w *Workload) error {
 					w.Namespace)
 		}
 		w.Selector = labels.SelectorFromSet(selector)
-		return r.takeSample(ctx, w)
+		return c.takeSample(ctx, w)
 	}
-	if err := r.template(ctx, w); err != nil {
+	if err := c.template(ctx, w); err != nil {
 		return err
 	}
 	if w.IsScheduled() {
@@ -179,19 +168,19 @@ func (r workloads) shape(ctx context.Context, w *Workload) error {
 		w.Selector = own
 	}
 	if w.Selector == nil {
-		if w.Selector, err = r.scaleSelector(ctx, w); err != nil {
+		if w.Selector, err = c.scaleSelector(ctx, w); err != nil {
 			return err
 		}
 	}
 	if len(w.Template.Spec.Containers) == 0 {
-		return r.takeSample(ctx, w)
+		return c.takeSample(ctx, w)
 	}
 	return nil
 }
 
 // template reads the workload's pod template. Without one, it reads the template and the selector of the workload that
 // spec.workloadRef names, as in an Argo Rollout. The template may stay empty.
-func (r workloads) template(ctx context.Context, w *Workload) error {
+func (c Client) template(ctx context.Context, w *Workload) error {
 	found, err := templateOf(w.Object, &w.Template)
 	if found || err != nil {
 		return err
@@ -208,11 +197,11 @@ func (r workloads) template(ctx context.Context, w *Workload) error {
 	if gv.Group != "" {
 		other += "." + gv.Version + "." + gv.Group
 	}
-	k, err := r.kind(ctx, other)
+	k, err := c.kind(ctx, other)
 	if err != nil {
 		return err
 	}
-	o, err := r.dynamic.Resource(k.Resource).Namespace(w.Namespace).Get(ctx, ref["name"], metav1.GetOptions{})
+	o, err := c.Dynamic().Resource(k.Resource).Namespace(w.Namespace).Get(ctx, ref["name"], metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return api.Errorf(api.ExitWorkload, "%s refers to %s/%s, which does not exist", w, k.Type, ref["name"]).
 			WithHint("Its controller cannot create pods: `kubectl -n %s describe %s %s` may show the cause.",
@@ -299,8 +288,8 @@ func selectorOf(o *unstructured.Unstructured, path ...string) (labels.Selector, 
 }
 
 // scaleSelector reads the selector from the workload's scale subresource.
-func (r workloads) scaleSelector(ctx context.Context, w *Workload) (labels.Selector, error) {
-	scale, err := r.dynamic.Resource(w.Resource).Namespace(w.Namespace).Get(ctx, w.Name, metav1.GetOptions{}, "scale")
+func (c Client) scaleSelector(ctx context.Context, w *Workload) (labels.Selector, error) {
+	scale, err := c.Dynamic().Resource(w.Resource).Namespace(w.Namespace).Get(ctx, w.Name, metav1.GetOptions{}, "scale")
 	var selector labels.Selector
 	if err == nil {
 		selector, err = selectorOf(scale, "status", "selector")
@@ -318,8 +307,8 @@ func (r workloads) scaleSelector(ctx context.Context, w *Workload) (labels.Selec
 }
 
 // takeSample copies the template from the workload's newest pod that is not being deleted.
-func (r workloads) takeSample(ctx context.Context, w *Workload) error {
-	list, err := r.kube.CoreV1().Pods(w.Namespace).List(ctx, w.choose(metav1.ListOptions{}))
+func (c Client) takeSample(ctx context.Context, w *Workload) error {
+	list, err := c.Kube().CoreV1().Pods(w.Namespace).List(ctx, w.choose(metav1.ListOptions{}))
 	if err != nil {
 		return fmt.Errorf("listing the pods of %s: %w", w, err)
 	}
@@ -352,9 +341,9 @@ func (w *Workload) choose(o metav1.ListOptions) metav1.ListOptions {
 }
 
 // listServices returns the namespace's Services, or a note that the user may not list them.
-func (r workloads) listServices(ctx context.Context, namespace string) (all []corev1.Service, notes []string,
+func (c Client) listServices(ctx context.Context, namespace string) (all []corev1.Service, notes []string,
 	err error) {
-	list, err := r.kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+	list, err := c.Kube().CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
 		return nil, []string{"you may not list Services, so only the ports that its containers declare are known"}, nil

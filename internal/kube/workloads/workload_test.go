@@ -18,7 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	k8stesting "k8s.io/client-go/testing"
@@ -91,8 +93,19 @@ func noLeaks(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t, ignore) })
 }
 
+// fakeAPI is a cluster whose errors stay as they are.
+type fakeAPI struct {
+	cluster
+	kube    kubernetes.Interface
+	dynamic dynamic.Interface
+}
+
+func (f fakeAPI) Kube() kubernetes.Interface                      { return f.kube }
+func (f fakeAPI) Dynamic() dynamic.Interface                      { return f.dynamic }
+func (fakeAPI) ExplainContext(_ context.Context, err error) error { return err }
+
 // worldOf returns clients for a cluster with objects; deny is that of fakeCluster.
-func worldOf(t testing.TB, deny, objects string) (workloads, *fake.Clientset) {
+func worldOf(t testing.TB, deny, objects string) (Client, *fake.Clientset) {
 	t.Helper()
 	var typed, all []runtime.Object
 	for _, o := range manifest(t, objects) {
@@ -120,7 +133,7 @@ func worldOf(t testing.TB, deny, objects string) (workloads, *fake.Clientset) {
 			"apiVersion": "autoscaling/v1", "kind": "Scale", "status": map[string]any{"selector": selector[name]},
 		}}, nil
 	})
-	return workloads{kube: kube, dynamic: d}, kube
+	return Client{fakeAPI{kube: kube, dynamic: d}}, kube
 }
 
 const aWorld = `

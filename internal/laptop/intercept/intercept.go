@@ -139,11 +139,7 @@ type Intercept struct {
 
 // New returns an Intercept for Run. Errors are *api.Error.
 func New(cfg Config) (*Intercept, error) {
-	client, err := cfg.Cluster.Dynamic()
-	if err != nil {
-		return nil, err
-	}
-	return newIntercept(cfg, podsOf(cfg.Cluster), client)
+	return newIntercept(cfg, podsOf(cfg.Cluster), cfg.Cluster.Dynamic())
 }
 
 func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept, error) {

@@ -50,11 +50,7 @@ type ResetConfig struct {
 // to patch the workload: it adds an agent of this user to each pod that has agents, and that agent orders the others to
 // end. Errors are *api.Error.
 func Reset(ctx context.Context, cfg ResetConfig) error {
-	client, err := cfg.Cluster.Dynamic()
-	if err != nil {
-		return err
-	}
-	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster), client); err != nil {
+	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster), cfg.Cluster.Dynamic()); err != nil {
 		return api.AsError(err)
 	}
 	return nil

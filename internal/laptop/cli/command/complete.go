@@ -138,11 +138,8 @@ func (k *ClusterFlags) CompleteNamespaces(cmd *cobra.Command, _ []string, _ stri
 // cluster.
 func listNames(ctx context.Context, c *client.Cluster, resource schema.GroupVersionResource,
 	namespace string) ([]string, error) {
-	objects, err := c.Dynamic()
-	if err != nil {
-		return nil, err
-	}
-	list, err := objects.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: completionLimit})
+	list, err := c.Dynamic().Resource(resource).Namespace(namespace).List(ctx,
+		metav1.ListOptions{Limit: completionLimit})
 	if err != nil {
 		return nil, err
 	}
