@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,19 +23,10 @@ import (
 	"kubevpn/pkg/host/redirect"
 )
 
-// options are the command's flags and environment.
-type options struct {
-	listen           []string
-	level            slog.Level
-	owner, ownerName string
-	podIPs           string
-	infoPort         string
-	node, pod        string
-}
-
 // NewCommand returns `traffic agent`.
 func NewCommand() *cobra.Command {
-	var o options
+	var listen []string
+	var level slog.Level
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Forward requests of a pod to the laptops that intercept them",
@@ -55,46 +47,43 @@ $` + api.AgentPodVariable + ` has facts of the pod's spec, such as probes, as JS
   traffic agent --listen 8080:18080`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.owner, o.ownerName = os.Getenv(api.AgentOwnerVariable), os.Getenv(api.AgentNameVariable)
-			o.podIPs = os.Getenv(api.AgentAddressesVariable)
-			o.infoPort = os.Getenv(api.AgentInfoPortVariable)
-			o.node, o.pod = os.Getenv(api.AgentNodeVariable), os.Getenv(api.AgentPodVariable)
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return run(ctx, o)
+			return run(ctx, listen, level)
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&o.listen, "listen", nil,
+	f.StringSliceVar(&listen, "listen", nil,
 		"[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the port on which to listen for it")
-	f.TextVar(&o.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	f.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return cmd
 }
 
-func run(ctx context.Context, o options) error {
+func run(ctx context.Context, listen []string, level slog.Level) error {
 	footprint.HalveProcessors()
-	if o.owner == "" {
+	cfg := Config{
+		Owner: os.Getenv(api.AgentOwnerVariable), OwnerName: os.Getenv(api.AgentNameVariable),
+		Socket: api.AgentSocket, Output: os.Stdout,
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+	}
+	if cfg.Owner == "" {
 		return api.Errorf(api.ExitUsage, "set $%s to the hash of the owner's public key", api.AgentOwnerVariable)
 	}
-	cfg := Config{
-		Owner: o.owner, OwnerName: o.ownerName, Socket: api.AgentSocket, Output: os.Stdout,
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.level})),
-	}
 	var err error
-	if o.infoPort != "" {
-		if cfg.InfoPort, err = parsePort(o.infoPort); err != nil {
+	if port := os.Getenv(api.AgentInfoPortVariable); port != "" {
+		if cfg.InfoPort, err = parsePort(port); err != nil {
 			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentInfoPortVariable, err)
 		}
 	}
-	if cfg.PodIPs, err = podIPs(o.podIPs); err != nil {
+	if cfg.PodIPs, err = podIPs(os.Getenv(api.AgentAddressesVariable)); err != nil {
 		return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentAddressesVariable, err)
 	}
-	if o.pod != "" {
-		if err := json.Unmarshal([]byte(o.pod), &cfg.Pod); err != nil {
+	if pod := os.Getenv(api.AgentPodVariable); pod != "" {
+		if err := json.Unmarshal([]byte(pod), &cfg.Pod); err != nil {
 			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentPodVariable, err)
 		}
 	}
-	node, err := api.ParseAddrs(o.node)
+	node, err := api.ParseAddrs(os.Getenv(api.AgentNodeVariable))
 	if err != nil {
 		return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentNodeVariable, err)
 	}
@@ -102,7 +91,7 @@ func run(ctx context.Context, o options) error {
 	if cfg.CheckedFrom, err = redirect.Neighbors(node...); err != nil {
 		cfg.Logger.Warn("probes that come from the pod's router may go to laptops", "err", err)
 	}
-	for _, text := range o.listen {
+	for _, text := range listen {
 		l, err := parseListen(text)
 		if err != nil {
 			return api.Errorf(api.ExitUsage, "--listen %s: %w", text, err)
@@ -125,23 +114,16 @@ func podIPs(text string) ([]netip.Addr, error) {
 func parseListen(text string) (api.AgentPort, error) {
 	l := api.AgentPort{Protocol: "tcp"}
 	if protocol, rest, found := strings.Cut(text, "/"); found {
-		if protocol != "tcp" && protocol != "udp" {
-			return l, fmt.Errorf("%q is not tcp or udp", protocol)
-		}
 		l.Protocol, text = protocol, rest
 	}
 	application, listen, found := strings.Cut(text, ":")
 	if !found {
 		return l, errors.New("not PORT:LISTEN")
 	}
-	var err error
-	if l.Port, err = parsePort(application); err != nil {
-		return l, err
-	}
-	if l.Listen, err = parsePort(listen); err != nil {
-		return l, err
-	}
-	return l, checkSidecar(l)
+	var errs [2]error
+	l.Port, errs[0] = parsePort(application)
+	l.Listen, errs[1] = parsePort(listen)
+	return l, cmp.Or(errs[0], errs[1], checkSidecar(l))
 }
 
 func parsePort(text string) (uint16, error) {

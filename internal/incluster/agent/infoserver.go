@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	"kubevpn/pkg/wakeup"
@@ -53,18 +52,14 @@ func openInfoServer(port uint16, log *slog.Logger) (s *infoServer, closed func()
 		return nil, func() {}
 	}
 	s = &infoServer{listener: l, log: log}
-	ctx, cancel := context.WithTimeout(context.Background(), infoTime)
-	context.AfterFunc(ctx, s.close)
-	var serving sync.WaitGroup
-	serving.Go(func() { s.serve(ctx) })
-	return s, func() {
-		cancel()
-		s.close()
-		serving.Wait()
-	}
+	return s, wakeup.Go(context.Background(), s.serve)
 }
 
 func (s *infoServer) serve(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, infoTime)
+	defer cancel()
+	defer s.close()
+	defer context.AfterFunc(ctx, s.close)()
 	if _, err := s.line.Await(ctx, func(line []byte) bool { return line != nil }); err != nil {
 		return
 	}

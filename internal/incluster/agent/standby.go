@@ -81,8 +81,7 @@ func (l *leader) serveStandbys(agents net.Listener) {
 // serveStandby serves one agent's connection until it ends.
 func (l *leader) serveStandby(s *standby) error {
 	defer s.close()
-	stop := context.AfterFunc(l.live, s.close)
-	defer stop()
+	defer context.AfterFunc(l.live, s.close)()
 	if err := s.conn.SetDeadline(time.Now().Add(messageTimeout)); err != nil {
 		return fmt.Errorf("waiting for a registration: %w", err)
 	}
@@ -149,8 +148,7 @@ var errForgotten = errors.New("the leader has forgotten the owner")
 // registration, or nil when the leader or ctx has ended.
 func standBy(ctx context.Context, conn net.Conn, r registration, announce func(api.AgentInfo) error) error {
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if err := conn.SetDeadline(time.Now().Add(messageTimeout)); err != nil {
 		return fmt.Errorf("registering: %w", err)
 	}
