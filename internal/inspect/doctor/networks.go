@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/miekg/dns"
@@ -91,13 +90,9 @@ func nameservers(ctx context.Context, _ *facts) api.Finding {
 	if err != nil {
 		return check.Skipped("%v", err)
 	}
-	silent := make([]string, len(i.Nameservers))
-	var wg sync.WaitGroup
-	for n, server := range i.Nameservers {
-		wg.Go(func() { silent[n] = unanswered(ctx, server) })
-	}
-	wg.Wait()
-	return nameserversOf(i.Nameservers, silent)
+	return nameserversOf(i.Nameservers, wakeup.All(i.Nameservers, func(server netip.AddrPort) string {
+		return unanswered(ctx, server)
+	}))
 }
 
 // nameserversOf judges why each server does not answer; "" means that it does.

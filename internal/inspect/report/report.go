@@ -11,12 +11,12 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
 	"text/tabwriter"
 	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/redact"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -41,12 +41,7 @@ type Part struct {
 func Collect(ctx context.Context, sources ...func(context.Context) []Part) []Part {
 	ctx, cancel := context.WithTimeoutCause(ctx, sourceTimeout, fmt.Errorf("no answer within %v", sourceTimeout))
 	defer cancel()
-	found := make([][]Part, len(sources))
-	var all sync.WaitGroup
-	for n, source := range sources {
-		all.Go(func() { found[n] = source(ctx) })
-	}
-	all.Wait()
+	found := wakeup.All(sources, func(source func(context.Context) []Part) []Part { return source(ctx) })
 	return slices.Concat(found...)
 }
 

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // KubeProxyMode names the mechanism with which nodes serve ClusterIPs.
@@ -161,19 +162,14 @@ func (c *Cluster) NodeModes(ctx context.Context) map[KubeProxyMode][]string {
 		return nil
 	}
 	nodes := list.Items[:min(len(list.Items), maxAsked)]
-	said := make([]KubeProxyMode, len(nodes))
-	var wg sync.WaitGroup
-	for i, n := range nodes {
-		wg.Go(func() {
-			// Whoever does not answer is left out.
-			text, err := c.kube.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name + ":10249").
-				SubResource("proxy").Suffix("proxyMode").DoRaw(ctx)
-			if p := proxyByName(string(text), ""); err == nil && len(text) > 0 && p.Mode != KubeProxyUnknown {
-				said[i] = p.Mode
-			}
-		})
-	}
-	wg.Wait()
+	said := wakeup.All(nodes, func(n corev1.Node) KubeProxyMode {
+		text, err := c.kube.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name + ":10249").
+			SubResource("proxy").Suffix("proxyMode").DoRaw(ctx)
+		if p := proxyByName(string(text), ""); err == nil && len(text) > 0 && p.Mode != KubeProxyUnknown {
+			return p.Mode
+		}
+		return "" // whoever does not answer is left out
+	})
 	modes := map[KubeProxyMode][]string{}
 	for i, n := range nodes {
 		if said[i] != "" {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -13,26 +12,22 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/kube/client"
+	"kubevpn/pkg/wakeup"
 )
 
 // lacking returns the permissions that the user does not have, in order. If the cluster does not answer, it assumes
 // that the user has them; the request itself then fails.
 func lacking(ctx context.Context, kube kubernetes.Interface, permissions []client.Permission) []client.Permission {
-	denied := make([]bool, len(permissions))
-	var wg sync.WaitGroup
-	for i, p := range permissions {
-		wg.Go(func() {
-			resource, sub, _ := strings.Cut(p.Resource, "/")
-			request := new(authorizationv1.SelfSubjectAccessReview)
-			request.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
-				Namespace: p.Namespace, Verb: p.Verb, Group: p.Group, Resource: resource, Subresource: sub,
-			}
-			reviews := kube.AuthorizationV1().SelfSubjectAccessReviews()
-			review, err := reviews.Create(ctx, request, metav1.CreateOptions{})
-			denied[i] = err == nil && !review.Status.Allowed
-		})
-	}
-	wg.Wait()
+	denied := wakeup.All(permissions, func(p client.Permission) bool {
+		resource, sub, _ := strings.Cut(p.Resource, "/")
+		request := new(authorizationv1.SelfSubjectAccessReview)
+		request.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
+			Namespace: p.Namespace, Verb: p.Verb, Group: p.Group, Resource: resource, Subresource: sub,
+		}
+		reviews := kube.AuthorizationV1().SelfSubjectAccessReviews()
+		review, err := reviews.Create(ctx, request, metav1.CreateOptions{})
+		return err == nil && !review.Status.Allowed
+	})
 	var missing []client.Permission
 	for i, p := range permissions {
 		if denied[i] {

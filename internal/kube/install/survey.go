@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/kube/client"
+	"kubevpn/pkg/wakeup"
 )
 
 // survey is everything that Ensure reads before it decides about a namespace. Concurrent requests read it, so that
@@ -29,7 +30,7 @@ type survey struct {
 
 func (e *ensurer) survey(ctx context.Context, ns string) *survey {
 	parts := e.parts(ns)
-	s := &survey{parts: make([]error, len(parts))}
+	s := new(survey)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		s.manager, s.managerErr = e.kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
@@ -39,9 +40,7 @@ func (e *ensurer) survey(ctx context.Context, ns string) *survey {
 	})
 	wg.Go(func() { s.namespace, s.namespaceErr = e.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{}) })
 	wg.Go(func() { s.lacking = lacking(ctx, e.kube, toUse(ns)) })
-	for i, p := range parts {
-		wg.Go(func() { s.parts[i] = p.look(ctx) })
-	}
+	wg.Go(func() { s.parts = wakeup.All(parts, func(p part) error { return p.look(ctx) }) })
 	wg.Go(func() { s.pods, _ = listManagerPods(ctx, e.kube, ns) }) // lacking explains an error
 	wg.Wait()
 	return s

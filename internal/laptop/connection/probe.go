@@ -8,11 +8,11 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -56,19 +56,14 @@ func (p prober) run(ctx context.Context, t probeTargets) []api.Check {
 		func(ctx context.Context) api.Check { return p.checkTCP(ctx, "clusterIP", t.VIP) },
 		func(ctx context.Context) api.Check { return p.checkDNS(ctx, t.DNS, t.Name) },
 	}
-	out := make([]api.Check, len(checks))
-	var wg sync.WaitGroup
-	for i, check := range checks {
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-			defer cancel()
-			start := time.Now()
-			out[i] = check(ctx)
-			out[i].Seconds = time.Since(start).Seconds()
-		})
-	}
-	wg.Wait()
-	return out
+	return wakeup.All(checks, func(check func(context.Context) api.Check) api.Check {
+		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+		defer cancel()
+		start := time.Now()
+		out := check(ctx)
+		out.Seconds = time.Since(start).Seconds()
+		return out
+	})
 }
 
 func (p prober) checkName(ctx context.Context, name string, want []netip.Addr) api.Check {

@@ -2,10 +2,10 @@ package daemon
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // traceTimeout limits the wait for agents.
@@ -16,15 +16,9 @@ func (is *intercepts) trace(ctx context.Context, req api.TraceRequest) ([]api.In
 	ctx, cancel := context.WithTimeout(ctx, traceTimeout)
 	defer cancel()
 	all := is.filter(func(*interceptTask) bool { return true })
-	traces := make([]api.InterceptTrace, len(all))
-	var asking sync.WaitGroup
-	for n, t := range all {
-		asking.Go(func() {
-			i := t.intercept.Trace(ctx, req.Trace)
-			i.Connection, i.Namespace, i.Workload = t.key.connection, t.key.namespace, t.key.workload
-			traces[n] = i
-		})
-	}
-	asking.Wait()
-	return traces, nil
+	return wakeup.All(all, func(t *interceptTask) api.InterceptTrace {
+		i := t.intercept.Trace(ctx, req.Trace)
+		i.Connection, i.Namespace, i.Workload = t.key.connection, t.key.namespace, t.key.workload
+		return i
+	}), nil
 }

@@ -129,16 +129,12 @@ func (pr prober) untilReached(ctx context.Context, what string, to target, tries
 func announceProbe(ctx context.Context, sessions []*agentSession) ([]byte, error) {
 	preface := make([]byte, api.ProbeLength)
 	rand.Read(preface[copy(preface, api.ProbePrefix):]) // it never fails
-	errs := make([]error, len(sessions))
-	var wg sync.WaitGroup
-	for n, l := range sessions {
-		wg.Go(func() {
-			if _, err := l.order(ctx, api.AgentOrder{Probe: &api.Probe{Preface: preface}}); err != nil {
-				errs[n] = fmt.Errorf("announcing a probe to the agent: %w", err)
-			}
-		})
-	}
-	wg.Wait()
+	errs := wakeup.All(sessions, func(l *agentSession) error {
+		if _, err := l.order(ctx, api.AgentOrder{Probe: &api.Probe{Preface: preface}}); err != nil {
+			return fmt.Errorf("announcing a probe to the agent: %w", err)
+		}
+		return nil
+	})
 	if len(sessions) == 0 || slices.Contains(errs, nil) {
 		return preface, nil
 	}
