@@ -138,52 +138,26 @@ func isZoneType(qtype uint16) bool {
 // reversePrefix reads the key of a name under in-addr.arpa or ip6.arpa: 3.2.1.10.in-addr.arpa is
 // 10.1.2.3/32, 1.10.in-addr.arpa is 10.1.0.0/16. Labels in front of the address (b._dns-sd._udp) are ignored.
 func reversePrefix(key string) (netip.Prefix, bool) {
-	if rest, ok := strings.CutSuffix(key, ".in-addr.arpa"); ok {
-		return reversePrefix4(rest)
+	a, base, size := make([]byte, 4), 10, 8 // the address; the base and the bits of a label
+	rest, ok := strings.CutSuffix(key, ".in-addr.arpa")
+	if !ok {
+		a, base, size = make([]byte, 16), 16, 4
+		if rest, ok = strings.CutSuffix(key, ".ip6.arpa"); !ok {
+			return netip.Prefix{}, false
+		}
 	}
-	if rest, ok := strings.CutSuffix(key, ".ip6.arpa"); ok {
-		return reversePrefix6(rest)
-	}
-	return netip.Prefix{}, false
-}
-
-func reversePrefix4(rest string) (netip.Prefix, bool) {
-	var a [4]byte
-	n := 0
-	for n < 4 && rest != "" {
-		label := cutLast(&rest)
-		v, err := strconv.ParseUint(label, 10, 8)
-		if err != nil || len(label) > 1 && label[0] == '0' {
+	n := 0 // bits
+	for n < 8*len(a) && rest != "" {
+		dot := strings.LastIndexByte(rest, '.')
+		label := rest[dot+1:]
+		v, err := strconv.ParseUint(label, base, size)
+		if err != nil || strconv.FormatUint(v, base) != label { // a number has one spelling: not 01
 			break
 		}
-		a[n] = byte(v)
-		n++
+		a[n/8] |= byte(v) << (8 - size - n%8)
+		n += size
+		rest = rest[:max(dot, 0)]
 	}
-	return netip.PrefixFrom(netip.AddrFrom4(a), 8*n), n > 0
-}
-
-func reversePrefix6(rest string) (netip.Prefix, bool) {
-	var a [16]byte
-	n := 0
-	for n < 32 && rest != "" {
-		label := cutLast(&rest)
-		if len(label) != 1 {
-			break
-		}
-		v := strings.IndexByte("0123456789abcdef", label[0])
-		if v < 0 {
-			break
-		}
-		a[n/2] |= byte(v) << (4 * (1 - n%2))
-		n++
-	}
-	return netip.PrefixFrom(netip.AddrFrom16(a), 4*n), n > 0
-}
-
-// cutLast takes the last label off rest.
-func cutLast(rest *string) string {
-	i := strings.LastIndexByte(*rest, '.')
-	label := (*rest)[i+1:]
-	*rest = (*rest)[:max(i, 0)]
-	return label
+	addr, _ := netip.AddrFromSlice(a)
+	return netip.PrefixFrom(addr, n), n > 0
 }

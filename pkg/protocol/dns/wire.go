@@ -82,10 +82,7 @@ func parseName(m []byte, off int) (key string, end int, ok bool) {
 			n++
 		}
 		for _, c := range m[off : off+l] {
-			switch {
-			case 'A' <= c && c <= 'Z':
-				c += 'a' - 'A'
-			case c == '.':
+			if c = lower(c); c == '.' {
 				c = 0xff
 			}
 			buf[n] = c
