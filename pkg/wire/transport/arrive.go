@@ -23,9 +23,7 @@ func (s *Stream) deliver(l *link, b []byte, seg *segment, at *uint64) error {
 	s.mu.Lock()
 	if s.readClosed {
 		s.mu.Unlock()
-		if seg != nil {
-			seg.free()
-		}
+		seg.free()
 		if !s.datagrams {
 			s.Reset() // TCP also answers data after close with a reset
 		}
@@ -40,9 +38,7 @@ func (s *Stream) deliver(l *link, b []byte, seg *segment, at *uint64) error {
 	}
 	if l.unread.full && s.queue.grows(len(b)+2, seg) {
 		s.mu.Unlock()
-		if seg != nil {
-			seg.free()
-		}
+		seg.free()
 		s.l.session.overBudget("stream reset: too much data of this session is unread", s.request)
 		s.Reset()
 		return nil

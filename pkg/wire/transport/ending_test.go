@@ -43,7 +43,7 @@ func TestNoDataAfterFIN(t *testing.T) {
 		}()
 		synctest.Wait() // until Write waits
 		l.mu.Lock()
-		st.endWriting()
+		st.endWriting(CodeOK)
 		st.credit = 100
 		st.canWrite.Signal()
 		end := l.out.end

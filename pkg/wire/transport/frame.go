@@ -34,6 +34,24 @@ const (
 	MaxPacket = 65507
 )
 
+// frameTypes are what the header of each type of frame may say.
+var frameTypes = [...]struct {
+	ofStream    bool
+	least, most int // bytes of payload
+}{
+	frameOpen:   {true, 2, maxRequest},
+	frameAnswer: {true, 1, 1 + maxReason},
+	frameData:   {true, 0, maxPayload},
+	frameFin:    {true, 0, 8},
+	frameReset:  {true, 0, 0},
+	frameWindow: {true, 4, 4},
+	frameAck:    {false, 8, 8},
+	framePing:   {false, 16, 16},
+	framePong:   {false, 16, 16},
+	frameClose:  {false, 0, 0},
+	frameStripe: {true, stripeLen + 1, maxPayload},
+}
+
 type header struct {
 	kind   byte
 	length int
@@ -50,34 +68,14 @@ func putHeader(b *[headerLen]byte, h header) {
 func parseHeader(b *[headerLen]byte) (header, error) {
 	word := binary.BigEndian.Uint32(b[:])
 	h := header{kind: byte(word >> 24), length: int(word & 0xffffff), stream: binary.BigEndian.Uint32(b[4:])}
-	least, most, ofStream := 0, 0, true
-	switch h.kind {
-	case frameOpen:
-		least, most = 2, maxRequest
-	case frameAnswer:
-		least, most = 1, 1+maxReason
-	case frameData:
-		most = maxPayload
-	case frameFin:
-		most = 8
-	case frameStripe:
-		least, most = stripeLen+1, maxPayload
-	case frameReset:
-	case frameWindow:
-		least, most = 4, 4
-	case frameAck:
-		least, most, ofStream = 8, 8, false
-	case framePing, framePong:
-		least, most, ofStream = 16, 16, false
-	case frameClose:
-		ofStream = false
-	default:
+	if h.kind == 0 || int(h.kind) >= len(frameTypes) {
 		return h, fmt.Errorf("%w: frame type %d", ErrProtocol, h.kind)
 	}
-	if h.length < least || h.length > most {
+	is := &frameTypes[h.kind]
+	if h.length < is.least || h.length > is.most {
 		return h, fmt.Errorf("%w: frame type %d of %d bytes", ErrProtocol, h.kind, h.length)
 	}
-	if ofStream != (h.stream != 0) {
+	if is.ofStream != (h.stream != 0) {
 		return h, fmt.Errorf("%w: frame type %d on stream %d", ErrProtocol, h.kind, h.stream)
 	}
 	return h, nil

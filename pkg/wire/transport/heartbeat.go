@@ -65,9 +65,7 @@ func (l *link) onPong(seq, acked uint64) error {
 		l.heart.rtts[0] = rtt
 		least := l.heart.rtts[0]
 		for _, d := range l.heart.rtts[1:] {
-			if d > 0 {
-				least = min(least, d)
-			}
+			least = lesser(d, least)
 		}
 		l.load.rtt.Store(int64(least))
 		if l.conn != nil {

@@ -59,16 +59,14 @@ func (in *Incoming) reject(c Code, reason string) error {
 		c = CodeFailed
 	}
 	s := in.s
-	defer s.finish()
 	if err := in.reply(c, reason); err != nil {
+		s.finish()
 		return err
 	}
 	s.l.mu.Lock()
 	s.stopWriting(errClosed)
 	s.l.mu.Unlock()
-	s.stopReading(errClosed)
-	s.over(true, true)
-	return nil
+	return s.discard(errClosed)
 }
 
 func (in *Incoming) reply(c Code, reason string) error {

@@ -167,16 +167,7 @@ func (p *Packets) Close() error { return p.CloseWithCode(CodeOK) }
 func (p *Packets) CloseWithCode(c Code) error {
 	s, l := p.s, p.s.l
 	l.mu.Lock()
-	if s.writeErr == nil && !s.writeEnded {
-		if c == CodeOK {
-			s.endWriting()
-		} else {
-			s.endWriting(byte(c))
-		}
-	}
+	s.endWriting(c)
 	l.mu.Unlock()
-	s.stopReading(errClosed)
-	s.over(true, true)
-	s.finish()
-	return nil
+	return s.discard(errClosed)
 }

@@ -38,7 +38,11 @@ func newSegment(n int) *segment {
 	return &segment{buf: make([]byte, 1<<(class+minSegmentBits))}
 }
 
+// free returns s to its pool. It does nothing if s is nil.
 func (s *segment) free() {
+	if s == nil {
+		return
+	}
 	s.next, s.r, s.w = nil, 0, 0
 	segments[bits.Len(uint(len(s.buf)-1))-minSegmentBits].Put(s)
 }

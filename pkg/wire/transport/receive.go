@@ -132,20 +132,25 @@ func (r *receiver) data(h header) error {
 		_, err = r.r.Discard(h.length)
 		return err
 	}
+	return r.segment(s, h.length, nil)
+}
+
+// segment delivers the next n bytes in a segment of their own. at is as for deliver.
+func (r *receiver) segment(s *Stream, n int, at *uint64) error {
 	prefix := 0
 	if s.datagrams {
 		prefix = 2
 	}
-	seg := newSegment(prefix + h.length)
-	seg.w = prefix + h.length
+	seg := newSegment(prefix + n)
+	seg.w = prefix + n
 	if s.datagrams {
-		binary.BigEndian.PutUint16(seg.buf, uint16(h.length))
+		binary.BigEndian.PutUint16(seg.buf, uint16(n))
 	}
 	if _, err := io.ReadFull(r.r, seg.buf[prefix:seg.w]); err != nil {
 		seg.free()
 		return err
 	}
-	return s.deliver(r.l, nil, seg, nil)
+	return s.deliver(r.l, nil, seg, at)
 }
 
 // stripe delivers a STRIPE frame.
@@ -163,11 +168,5 @@ func (r *receiver) stripe(h header) error {
 	if s.datagrams {
 		return fmt.Errorf("%w: datagrams are striped", ErrProtocol)
 	}
-	seg := newSegment(n)
-	seg.w = n
-	if _, err := io.ReadFull(r.r, seg.buf[:n]); err != nil {
-		seg.free()
-		return err
-	}
-	return s.deliver(r.l, nil, seg, &at)
+	return r.segment(s, n, &at)
 }

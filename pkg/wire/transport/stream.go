@@ -209,28 +209,29 @@ func (s *Stream) Arrived(mark uint64) bool {
 func (s *Stream) CloseWrite() error {
 	l := s.l
 	l.mu.Lock()
-	if s.writeErr != nil {
-		defer l.mu.Unlock()
-		return s.writeErr
-	}
-	ended := s.writeEnded
-	if !ended {
-		s.endWriting()
-	}
+	err, ended := s.writeErr, s.writeEnded
+	s.endWriting(CodeOK)
 	l.mu.Unlock()
-	if !ended {
+	if err == nil && !ended {
 		s.over(true, false)
 	}
-	return nil
+	return err
 }
 
-// endWriting sends FIN, with a code if it is not CodeOK. Call with l.mu held.
-func (s *Stream) endWriting(code ...byte) {
-	s.writeEnded = true
-	if s.striped {
-		code = binary.BigEndian.AppendUint64(nil, s.written)
+// endWriting sends FIN, with c if it is not CodeOK. It does nothing after a FIN or a reset. Call with l.mu held.
+func (s *Stream) endWriting(c Code) {
+	if s.writeErr != nil || s.writeEnded {
+		return
 	}
-	s.l.control(frameFin, s.id, code...)
+	s.writeEnded = true
+	var payload []byte
+	switch {
+	case s.striped:
+		payload = binary.BigEndian.AppendUint64(nil, s.written)
+	case c != CodeOK:
+		payload = []byte{byte(c)}
+	}
+	s.l.control(frameFin, s.id, payload...)
 	s.wakeWriter()
 }
 
@@ -243,19 +244,20 @@ func (s *Stream) Reset() error {
 	}
 	s.stopWriting(errLocalReset)
 	l.mu.Unlock()
-	s.stopReading(errLocalReset)
-	s.over(true, true)
-	s.finish()
-	return nil
+	return s.discard(errLocalReset)
 }
 
-// stopReading drops unread data; later reads return err.
-func (s *Stream) stopReading(err error) {
+// discard ends both halves for the stream's user, once the other end was told. It drops unread data; later reads return
+// err.
+func (s *Stream) discard(err error) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.l.free(s.queue.held + s.early.drop())
 	s.queue.drop()
 	s.closeReading(err)
+	s.mu.Unlock()
+	s.over(true, true)
+	s.finish()
+	return nil
 }
 
 // closeReading makes later reads return err. Data that arrives later is answered with RESET. Call with mu held.
@@ -281,9 +283,7 @@ func (s *Stream) Close() error {
 	}
 	l := s.l
 	l.mu.Lock()
-	if s.writeErr == nil && !s.writeEnded {
-		s.endWriting()
-	}
+	s.endWriting(CodeOK)
 	l.mu.Unlock()
 	l.streams.mu.Lock()
 	if s.closedAt.IsZero() {
