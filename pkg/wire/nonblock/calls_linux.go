@@ -10,23 +10,12 @@ import (
 
 // Read calls read(2), and repeats it when a signal interrupts it. fd must be nonblocking: unix.EAGAIN means no data.
 func Read(fd uintptr, p []byte) (int, error) {
-	for {
-		n, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
-		if errno != unix.EINTR {
-			return result(n, errno)
-		}
-	}
+	return call(unix.SYS_READ, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p))
 }
 
 // Write calls write(2) in the same way. It may write less than p.
 func Write(fd uintptr, p []byte) (int, error) {
-	for {
-		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))),
-			uintptr(len(p)))
-		if errno != unix.EINTR {
-			return result(n, errno)
-		}
-	}
+	return call(unix.SYS_WRITE, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p))
 }
 
 // Vector holds the arguments of Writev. Its reuse avoids an allocation.
@@ -52,18 +41,5 @@ func (v *Vector) Clear() {
 
 // Writev calls writev(2) in the same way.
 func Writev(fd uintptr, v Vector) (int, error) {
-	for {
-		n, _, errno := unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))),
-			uintptr(len(v)))
-		if errno != unix.EINTR {
-			return result(n, errno)
-		}
-	}
-}
-
-func result(n uintptr, errno unix.Errno) (int, error) {
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), nil
+	return call(unix.SYS_WRITEV, fd, unsafe.Pointer(unsafe.SliceData(v)), len(v))
 }

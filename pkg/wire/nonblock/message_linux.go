@@ -46,7 +46,7 @@ func (m *Message) Send(fd uintptr, p []byte, size int) error {
 		h.SetLen(unix.CmsgLen(2))
 		binary.NativeEndian.PutUint16(m.control.data[:], uint16(size))
 	}
-	_, err := sendmsg(fd, &m.header)
+	_, err := call(unix.SYS_SENDMSG, fd, unsafe.Pointer(&m.header), 0)
 	m.vector.Base = nil
 	return err
 }
@@ -55,7 +55,7 @@ func (m *Message) Send(fd uintptr, p []byte, size int) error {
 // that do not fit into p are lost, with unix.EMSGSIZE if none does. unix.EAGAIN means that there is none.
 func (m *Message) Receive(fd uintptr, p []byte) (n, size int, err error) {
 	m.set(p, controlLen)
-	n, err = recvmsg(fd, &m.header)
+	n, err = call(unix.SYS_RECVMSG, fd, unsafe.Pointer(&m.header), 0)
 	m.vector.Base = nil
 	if err != nil {
 		return 0, 0, err
@@ -74,15 +74,14 @@ func (m *Message) Receive(fd uintptr, p []byte) (n, size int, err error) {
 	return n, size, nil
 }
 
-func sendmsg(fd uintptr, h *unix.Msghdr) (int, error) { return message(unix.SYS_SENDMSG, fd, h) }
-func recvmsg(fd uintptr, h *unix.Msghdr) (int, error) { return message(unix.SYS_RECVMSG, fd, h) }
-
-func message(call, fd uintptr, h *unix.Msghdr) (int, error) {
+// call makes a system call whose arguments are a descriptor, a pointer and a number. It repeats the call when a signal
+// interrupts it.
+func call(number, fd uintptr, p unsafe.Pointer, n int) (int, error) {
 	for {
-		n, _, errno := unix.RawSyscall(call, fd, uintptr(unsafe.Pointer(h)), 0)
+		done, _, errno := unix.RawSyscall(number, fd, uintptr(p), uintptr(n))
 		switch errno {
 		case 0:
-			return int(n), nil
+			return int(done), nil
 		case unix.EINTR:
 		default:
 			return 0, errno
