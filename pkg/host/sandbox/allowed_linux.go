@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -109,14 +108,9 @@ func identity(id int, all bool, table string) ([]syscall.SysProcIDMap, error) {
 	}
 	var maps []syscall.SysProcIDMap
 	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		if len(f) != 3 {
-			return nil, fmt.Errorf("reading a map of user IDs: %q does not contain three numbers", line)
-		}
-		first, err1 := strconv.ParseUint(f[0], 10, 32)
-		size, err2 := strconv.ParseUint(f[2], 10, 32)
-		if err := errors.Join(err1, err2); err != nil {
-			return nil, fmt.Errorf("reading a map of user IDs: %w", err)
+		var first, outside, size uint32
+		if _, err := fmt.Sscanf(line, "%d%d%d\n", &first, &outside, &size); err != nil {
+			return nil, fmt.Errorf("reading a map of user IDs: %q: %w", line, err)
 		}
 		maps = append(maps, syscall.SysProcIDMap{ContainerID: int(first), HostID: int(first), Size: int(size)})
 	}

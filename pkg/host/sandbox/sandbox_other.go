@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"runtime"
 )
@@ -28,20 +26,10 @@ func Init() error { return errNotHere() }
 // Start is not implemented on this operating system.
 func (s *Sandbox) Start(ctx context.Context) (*Process, error) { return nil, errNotHere() }
 
-// A Process does not exist on this operating system.
-type Process struct{}
+// A Process does not exist on this operating system: its Place is nil.
+type Process struct{ Place }
 
 func (p *Process) Run(ctx context.Context) error              { return errNotHere() }
-func (p *Process) TUN() *os.File                              { return nil }
 func (p *Process) Forward(sig os.Signal) error                { return errNotHere() }
 func (p *Process) Update(ctx context.Context, v Volume) error { return errNotHere() }
 func (p *Process) Wait() (ExitStatus, error)                  { return ExitStatus{}, errNotHere() }
-func (p *Process) SetNetwork(ctx context.Context, n Network) error {
-	return errNotHere()
-}
-func (p *Process) Localhost(ctx context.Context, ports []netip.AddrPort) (net.Listener, error) {
-	return nil, errNotHere()
-}
-func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return nil, errNotHere()
-}

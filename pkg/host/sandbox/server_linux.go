@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 
 	"kubevpn/pkg/host/route"
@@ -161,11 +162,9 @@ func (s *server) setNetwork(n *Network) error {
 	}
 	link := route.Link{Name: s.link, MTU: n.MTU, Addrs: n.Addresses, TxQueueLen: queueLen}
 	for _, everything := range []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")} {
-		for _, a := range n.Addresses {
-			if a.Addr().Is4() == everything.Addr().Is4() {
-				link.Routes = append(link.Routes, everything)
-				break
-			}
+		same := func(a netip.Prefix) bool { return a.Addr().Is4() == everything.Addr().Is4() }
+		if slices.ContainsFunc(n.Addresses, same) {
+			link.Routes = append(link.Routes, everything)
 		}
 	}
 	applied, err := s.router.Set(route.Config{Links: []route.Link{link}})
@@ -203,10 +202,10 @@ func (s *server) dial(r request) {
 
 // sendReady tells the client that everything is ready, and sends it the TUN unless device is nil. It closes device.
 func (s *server) sendReady(device *os.File) {
-	if device == nil {
-		s.send(report{Ready: true}, nil)
-		return
+	var file syscall.Conn
+	if device != nil {
+		file = device
+		defer device.Close()
 	}
-	s.send(report{Ready: true}, device)
-	device.Close()
+	s.send(report{Ready: true}, file)
 }
