@@ -186,8 +186,9 @@ func (c *Client) runSession(ctx context.Context) error {
 	if len(c.cfg.Preferred) > 0 {
 		s.prober = c.newProber(s)
 	}
-	first, err := c.connect(ctx, s, s.link(0), fallback)
-	if err != nil {
+	var err error
+	first := make([]*linkConn, links) // of the links; nil: not dialed yet
+	if first[0], err = c.connect(ctx, s, s.link(0), fallback); err != nil {
 		c.log.Debug("session not established", "error", err)
 		return err
 	}
@@ -199,13 +200,7 @@ func (c *Client) runSession(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel()
 	for i := range links {
-		wg.Go(func() {
-			if i == 0 {
-				c.keep(sctx, s, 0, first)
-			} else {
-				c.keep(sctx, s, i, nil)
-			}
-		})
+		wg.Go(func() { c.keep(sctx, s, i, first[i]) })
 	}
 	if s.prober != nil {
 		wg.Go(func() { s.prober.run(sctx) })

@@ -105,13 +105,12 @@ func (p *Packets) ReadPackets(b []byte, sizes []int) (int, error) {
 	}
 	held := s.queue.held
 	n, short := s.queue.datagrams(b, sizes)
+	total := 0
 	for _, size := range sizes[:n] {
-		s.taken += uint64(size)
+		total += size
 	}
 	s.l.free(held - s.queue.held)
-	more := s.topUp()
-	s.mu.Unlock()
-	s.sendWindow(more)
+	s.consumed(total)
 	if short {
 		return n, io.ErrShortBuffer
 	}

@@ -13,6 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
 )
 
@@ -86,24 +89,17 @@ func (s *Server) Sessions() []*Session {
 // A conn with a method OnlySession() SessionID belongs to that session: it attaches the session's links and never
 // creates a session. If its hello names another session the server closes it without an answer.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ends := make(chan error, len(listeners))
+	g, ctx := errgroup.WithContext(ctx) // its end ends the other listeners, and handshakes
 	for _, l := range listeners {
-		stop := context.AfterFunc(ctx, func() { l.Close() })
-		defer stop()
-		s.wg.Go(func() { ends <- s.accept(ctx, l) })
+		defer context.AfterFunc(ctx, func() { l.Close() })()
+		g.Go(func() error {
+			return authlistener.Serve(ctx, l, s.log, func(conn net.Conn) { s.Take(ctx, conn) })
+		})
 	}
 	if len(listeners) == 0 {
 		<-ctx.Done()
 	}
-	var err error
-	for range listeners {
-		if e := <-ends; err == nil {
-			err = e
-		}
-		cancel() // ends the other listeners, and handshakes
-	}
+	err := g.Wait()
 	for _, l := range listeners {
 		l.Close()
 	}
@@ -118,10 +114,6 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	closing.Wait()
 	s.wg.Wait()
 	return err
-}
-
-func (s *Server) accept(ctx context.Context, listener net.Listener) error {
-	return authlistener.Serve(ctx, listener, s.log, func(conn net.Conn) { s.Take(ctx, conn) })
 }
 
 // Take serves a conn that the caller has accepted, as Serve does with those of its listeners, and owns it. The end of
@@ -215,11 +207,9 @@ func (s *Server) serve(session *Session) {
 	case <-session.ready:
 	case <-session.done:
 	}
-	select {
-	case <-session.ready:
+	if wakeup.IsClosed(session.ready) {
 		session.log.Info("session established")
 		handler.Go(func() { s.cfg.OnSession(ctx, session) })
-	default:
 	}
 	<-session.done
 	cancel()

@@ -185,9 +185,7 @@ func (s *Session) linkUp(l *link) {
 		}
 	}
 	s.up++
-	select {
-	case <-s.ready:
-	default:
+	if !wakeup.IsClosed(s.ready) {
 		close(s.ready)
 	}
 	if s.graceTimer != nil {
@@ -307,25 +305,22 @@ func (s *Session) Open(ctx context.Context, r Request) (*Stream, error) {
 
 // opened waits for the answer to OPEN.
 func (s *Session) opened(ctx context.Context, st *Stream) (*Stream, error) {
-	r := st.request
 	stop := st.wakeOn(ctx)
 	defer stop()
 	st.mu.Lock()
 	for !st.answered && st.readErr == nil && ctx.Err() == nil {
 		st.canRead.Wait()
 	}
-	answered, answer, readErr := st.answered, st.answer, st.readErr
+	accepted, err := st.answered && st.answer == nil, cmp.Or(st.answer, st.readErr)
 	st.mu.Unlock()
-	switch {
-	case answered && answer == nil:
+	if accepted {
 		return st, nil
-	case answered:
-		return nil, fmt.Errorf("opening %s: %w", r, answer)
-	case readErr != nil:
-		return nil, fmt.Errorf("opening %s: %w", r, readErr)
 	}
-	st.Reset()
-	return nil, fmt.Errorf("opening %s: %w", r, context.Cause(ctx))
+	if err == nil {
+		st.Reset()
+		err = context.Cause(ctx)
+	}
+	return nil, fmt.Errorf("opening %s: %w", st.request, err)
 }
 
 // wakeOn wakes goroutines that wait on the stream when ctx ends.
@@ -408,15 +403,12 @@ func (s *Session) Accept(ctx context.Context) (*Incoming, error) {
 		if len(s.arrived) > 0 {
 			in := s.arrived[0]
 			s.arrived[0] = nil
-			s.arrived = s.arrived[1:]
-			more := len(s.arrived) > 0
-			if !more {
+			if s.arrived = s.arrived[1:]; len(s.arrived) > 0 {
+				s.arrival.Raise() // another Accept may be waiting
+			} else {
 				s.arrived = nil
 			}
 			s.mu.Unlock()
-			if more {
-				s.arrival.Raise() // another Accept may be waiting
-			}
 			return in, nil
 		}
 		err := s.err

@@ -362,12 +362,17 @@ func (s *Stream) Read(p []byte) (int, error) {
 	}
 	held := s.queue.held
 	n := s.queue.read(p)
-	s.taken += uint64(n)
 	s.l.free(held - s.queue.held)
+	s.consumed(n)
+	return n, nil
+}
+
+// consumed counts n bytes that the user has read, and opens the other end's window. Call with mu held; it releases mu.
+func (s *Stream) consumed(n int) {
+	s.taken += uint64(n)
 	more := s.topUp()
 	s.mu.Unlock()
 	s.sendWindow(more)
-	return n, nil
 }
 
 // WriteTo writes the received chunks to w without copying them, until the other end's FIN, when it returns nil, or an
@@ -394,10 +399,7 @@ func (s *Stream) WriteTo(w io.Writer) (int64, error) {
 		seg.free()
 		// The window opens only now: until w has accepted the data it counts as unread.
 		s.mu.Lock()
-		s.taken += uint64(n)
-		more := s.topUp()
-		s.mu.Unlock()
-		s.sendWindow(more)
+		s.consumed(n)
 		if err != nil {
 			return total, err
 		}
