@@ -52,12 +52,7 @@ func verify(h *netlink.Handle, l Link) error {
 	if a := link.Attrs(); a.MTU != l.MTU || a.RawFlags&unix.IFF_UP == 0 {
 		missing = append(missing, fmt.Sprintf("up with MTU %d (it is %s, MTU %d)", l.MTU, a.Flags, a.MTU))
 	}
-	for _, p := range without(l.Addrs, addrs) {
-		missing = append(missing, "address "+p.String())
-	}
-	for _, p := range without(l.Routes, routes) {
-		missing = append(missing, "route "+p.String())
-	}
+	missing = append(missing, lacking(l, addrs, routes)...)
 	if len(missing) > 0 {
 		return fmt.Errorf("was set and read back without %s", strings.Join(missing, ", "))
 	}

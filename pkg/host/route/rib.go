@@ -84,15 +84,5 @@ func (s linkState) missing(l Link) (out []string) {
 	if s.mtu != l.MTU || !s.up {
 		out = append(out, fmt.Sprintf("up with MTU %d (it has %d, up: %t)", l.MTU, s.mtu, s.up))
 	}
-	for _, p := range l.Addrs {
-		if !slices.Contains(s.addrs, p.Addr()) {
-			out = append(out, "address "+p.String())
-		}
-	}
-	for _, p := range l.Routes {
-		if !slices.Contains(s.routes, p) {
-			out = append(out, "route "+p.String())
-		}
-	}
-	return out
+	return append(out, lacking(l, s.present(l).Addrs, s.routes)...)
 }

@@ -19,10 +19,10 @@ func readRoutes(ignore func(link string) bool) (out []localRoute, err error) {
 		}
 	}()
 	raw, err := route.FetchRIB(0, route.RIBTypeRoute, 0)
-	if err != nil {
-		return nil, fmt.Errorf("reading the routing table: %w", err)
+	var messages []route.Message
+	if err == nil {
+		messages, err = route.ParseRIB(route.RIBTypeRoute, raw)
 	}
-	messages, err := route.ParseRIB(route.RIBTypeRoute, raw)
 	if err != nil {
 		return nil, fmt.Errorf("reading the routing table: %w", err)
 	}

@@ -14,6 +14,7 @@ package route
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // Config is the complete wanted state of a Router. The zero value removes everything.
@@ -78,14 +79,11 @@ func (c Config) validate() error {
 // distinct returns the distinct prefixes of a list, in their order.
 func distinct(list []netip.Prefix) []netip.Prefix {
 	seen := make(map[netip.Prefix]bool, len(list))
-	out := make([]netip.Prefix, 0, len(list))
-	for _, p := range list {
-		if !seen[p] {
-			seen[p] = true
-			out = append(out, p)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(list), func(p netip.Prefix) bool {
+		again := seen[p]
+		seen[p] = true
+		return again
+	})
 }
 
 // without returns the prefixes of a that are not in b, in their order.
@@ -94,11 +92,16 @@ func without(a, b []netip.Prefix) []netip.Prefix {
 	for _, p := range b {
 		drop[p] = true
 	}
-	var out []netip.Prefix
-	for _, p := range a {
-		if !drop[p] {
-			out = append(out, p)
-		}
+	return slices.DeleteFunc(slices.Clone(a), func(p netip.Prefix) bool { return drop[p] })
+}
+
+// lacking names the addresses and routes of l that are not among those that exist.
+func lacking(l Link, addrs, routes []netip.Prefix) (out []string) {
+	for _, p := range without(l.Addrs, addrs) {
+		out = append(out, "address "+p.String())
+	}
+	for _, p := range without(l.Routes, routes) {
+		out = append(out, "route "+p.String())
 	}
 	return out
 }
@@ -106,16 +109,12 @@ func without(a, b []netip.Prefix) []netip.Prefix {
 // probeAddr returns an address inside p that is neither the link's own nor a loopback address. The Router asks the
 // kernel where packets to it go.
 func probeAddr(p netip.Prefix, own []netip.Prefix) (netip.Addr, bool) {
-	mine := make(map[netip.Addr]bool, len(own))
-	for _, o := range own {
-		mine[o.Addr()] = true
-	}
 	a := p.Addr()
 	if !p.IsSingleIP() {
 		a = a.Next() // a network's first address names the network, or is IPv6's any-router address
 	}
 	for ; a.IsValid() && p.Contains(a); a = a.Next() {
-		if !mine[a] && !a.IsLoopback() {
+		if !a.IsLoopback() && !slices.ContainsFunc(own, func(o netip.Prefix) bool { return o.Addr() == a }) {
 			return a, true
 		}
 	}

@@ -66,12 +66,8 @@ func (r *Router) Set(cfg Config) (Applied, error) {
 	defer h.Close()
 
 	var errs []error
-	wanted := make(map[string]bool, len(cfg.Links))
-	for _, l := range cfg.Links {
-		wanted[l.Name] = true
-	}
 	for name, m := range r.links {
-		if wanted[name] {
+		if slices.ContainsFunc(cfg.Links, func(l Link) bool { return l.Name == name }) {
 			continue
 		}
 		if err := m.remove(h, name); err != nil {
@@ -82,9 +78,7 @@ func (r *Router) Set(cfg Config) (Applied, error) {
 	}
 	var applied Applied
 	warning, err := r.keepNeighboursOut(cfg)
-	if err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, err)
 	if warning != "" {
 		applied.Warnings = append(applied.Warnings, warning)
 	}
