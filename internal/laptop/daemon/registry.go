@@ -84,7 +84,7 @@ func (r *registry[K, T]) tryAcquire(
 		return chosen, true, nil, nil
 	}
 	ctx, cancel := context.WithCancelCause(context.Background()) // the task outlives the request
-	b.cancel = cancel
+	b.cancel, b.events.ready = cancel, b.ready
 	r.tasks[key] = chosen
 	r.group.Go(func() { r.run(ctx, key, chosen) })
 	return chosen, false, nil, nil
@@ -94,13 +94,6 @@ func (r *registry[K, T]) tryAcquire(
 func (r *registry[K, T]) run(ctx context.Context, key K, t T) {
 	b := t.base()
 	b.logger.Info(b.kind + " begins")
-	r.group.Go(func() { // no request waits for later events
-		select {
-		case <-b.ready:
-			b.events.close()
-		case <-ctx.Done():
-		}
-	})
 	err := t.run(ctx)
 	if ctx.Err() != nil {
 		if err != nil && !errors.Is(err, context.Canceled) {
@@ -117,7 +110,6 @@ func (r *registry[K, T]) run(ctx context.Context, key K, t T) {
 	} else {
 		b.failed = api.AsError(err)
 	}
-	b.events.close()
 	b.cancel(nil)
 	b.finish(err)
 	if r.ended != nil {
