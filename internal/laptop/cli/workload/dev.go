@@ -8,7 +8,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -241,20 +240,12 @@ func (o *devOptions) localhostPorts() (ports []dev.LocalhostPort, err error) {
 			"the pod's localhost answers on the program's").WithHint("remove --localhost")
 	}
 	for _, text := range o.localhost {
-		pod, local, given := strings.Cut(text, ":")
-		if !given {
-			local = pod
+		p, err := parsePortMap(text)
+		if err != nil || p.Name != "" || strings.Contains(text, "/") {
+			return nil, api.Errorf(api.ExitUsage, "--localhost: %q is not PORT or PORT:LOCAL", text).
+				WithHint("write it like --localhost 5432, or, for another port here, --localhost 5432:15432")
 		}
-		var numbers [2]uint16
-		for n, t := range []string{pod, local} {
-			number, err := strconv.ParseUint(t, 10, 16)
-			if err != nil || number == 0 {
-				return nil, api.Errorf(api.ExitUsage, "--localhost: %q is not PORT or PORT:LOCAL", text).
-					WithHint("write it like --localhost 5432, or, for another port here, --localhost 5432:15432")
-			}
-			numbers[n] = uint16(number)
-		}
-		ports = append(ports, dev.LocalhostPort{Pod: numbers[0], Local: numbers[1]})
+		ports = append(ports, dev.LocalhostPort{Pod: p.Container, Local: p.Local})
 	}
 	return ports, nil
 }
