@@ -159,7 +159,7 @@ func (h *head) length(version string) int64 {
 func (h *head) request() (r *http.Request, why string) {
 	method, rest, _ := strings.Cut(h.first, " ")
 	space := strings.LastIndexByte(rest, ' ')
-	if space < 0 || method == "" || !isToken([]byte(method)) {
+	if space < 0 || !httpguts.ValidHeaderFieldName(method) {
 		return nil, "the request line is malformed"
 	}
 	target, version := rest[:space], rest[space+1:]

@@ -57,10 +57,9 @@ type clientConn struct {
 	life    context.Context // ends with ServeConn
 
 	closing sync.Once
+	running sync.WaitGroup // requests of HTTP/2 in progress
 
 	mu       sync.Mutex
-	over     sync.Cond
-	running  int  // requests of HTTP/2 in progress
 	idle     bool // no request is being read or answered
 	draining bool // the connection ends as soon as it is idle
 	ended    bool // no request of HTTP/2 may begin
@@ -90,7 +89,6 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 	if c.dial == nil {
 		c.dial = i.dial
 	}
-	c.over.L = &c.mu
 	c.closed = make(chan struct{})
 	c.upstreams = make(map[Target]*upstream)
 	c.conns = make(map[*trackedConn]struct{})
@@ -119,7 +117,7 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 	if !c.begin() {
 		panic(http.ErrAbortHandler)
 	}
-	defer c.end()
+	defer c.running.Done()
 	c.head.Leave()
 	t, mirrors := c.judge(r)
 	p := c.record(r, t, mirrors)
@@ -152,30 +150,20 @@ func (c *clientConn) judge(r *http.Request) (t destination, mirrors []*Claim) {
 func (c *clientConn) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended {
-		return false
+	if !c.ended {
+		c.running.Add(1)
 	}
-	c.running++
-	return true
-}
-
-func (c *clientConn) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.running--
-	c.over.Signal()
+	return !c.ended
 }
 
 // finish waits for the connection's requests and their copies, and closes the connections to destinations.
 func (c *clientConn) finish() {
 	c.mu.Lock()
 	c.ended = true
-	for c.running > 0 {
-		c.over.Wait()
-	}
 	upstreams := c.upstreams
 	c.upstreams = nil
 	c.mu.Unlock()
+	c.running.Wait()
 	for _, u := range upstreams {
 		u.discard()
 	}

@@ -114,33 +114,23 @@ type recorder struct {
 
 // record begins to record a request for the claims that want it. It returns nil if none does.
 func (c *clientConn) record(r *http.Request, t destination, mirrors []*Claim) *recording {
-	ends := t.claim.recorder(nil)
-	for _, claim := range mirrors {
-		ends = claim.recorder(ends)
+	var ends []recorder
+	most := 0
+	for _, claim := range append([]*Claim{t.claim}, mirrors...) {
+		if claim == nil || claim.Record == nil {
+			continue
+		}
+		if end, limit := claim.Record(); end != nil {
+			ends, most = append(ends, recorder{end, limit}), max(most, limit)
+		}
 	}
 	if ends == nil {
 		return nil
 	}
-	p := &recording{ends: ends, exchange: Exchange{
+	return &recording{ends: ends, request: body{limit: most}, answer: body{limit: most}, exchange: Exchange{
 		Flow: c.flow, TLS: c.tls, Proto: r.Proto, Method: r.Method, URI: r.RequestURI, Host: r.Host, Header: r.Header,
 		Began: time.Now(), To: t.claim,
 	}}
-	for _, e := range ends {
-		p.answer.limit = max(p.answer.limit, e.limit)
-	}
-	p.request.limit = p.answer.limit
-	return p
-}
-
-// recorder adds the claim's recorder to others, if the claim wants the request that begins. c may be nil.
-func (c *Claim) recorder(others []recorder) []recorder {
-	if c == nil || c.Record == nil {
-		return others
-	}
-	if end, limit := c.Record(); end != nil {
-		others = append(others, recorder{end, limit})
-	}
-	return others
 }
 
 // bodies returns the recorded bodies of the request and the answer.

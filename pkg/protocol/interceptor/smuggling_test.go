@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/http/httpguts"
 )
 
 // request is one request as a backend sees it.
@@ -123,7 +124,7 @@ func readFields(br *bufio.Reader) (fields [][2]string, err error) {
 			return fields, err
 		}
 		name, value, colon := strings.Cut(line, ":")
-		if !colon || name == "" || !isToken([]byte(name)) {
+		if !colon || !httpguts.ValidHeaderFieldName(name) {
 			return nil, fmt.Errorf("the field %q", line)
 		}
 		fields = append(fields, [2]string{http.CanonicalHeaderKey(name), strings.TrimSpace(value)})
@@ -136,7 +137,7 @@ func readStrictly(br *bufio.Reader, w io.Writer) (*request, error) {
 		return nil, err
 	}
 	parts := strings.Split(line, " ")
-	if len(parts) != 3 || !isToken([]byte(parts[0])) || parts[0] == "" || parts[1] == "" || parts[2] != "HTTP/1.1" || strings.ContainsAny(line, "\t\v\f") {
+	if len(parts) != 3 || !httpguts.ValidHeaderFieldName(parts[0]) || parts[1] == "" || parts[2] != "HTTP/1.1" || strings.ContainsAny(line, "\t\v\f") {
 		return nil, fmt.Errorf("the request line %q", line)
 	}
 	r := &request{Method: parts[0], Target: parts[1]}

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/wire/authlistener"
 )
@@ -93,7 +95,7 @@ func classifyHTTP1(b []byte) kind {
 	// RFC 9112, 2.2: a server should ignore an empty line before the request line. net/http does not, but says 400.
 	line, _, whole := bytes.Cut(b, []byte("\n"))
 	method, rest, spaced := bytes.Cut(line, []byte(" "))
-	if len(method) > maxMethod || spaced && len(method) == 0 || !isToken(method) {
+	if len(method) > maxMethod || !httpguts.ValidHeaderFieldName(string(method)) {
 		return kindRaw
 	}
 	if !whole {
@@ -128,18 +130,6 @@ func methods() []string {
 	return []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
 		http.MethodDelete,
 		http.MethodOptions, http.MethodTrace}
-}
-
-func isToken(b []byte) bool {
-	for _, c := range b {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
-		case strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
-		default:
-			return false
-		}
-	}
-	return true
 }
 
 // sniffer determines the kind of one connection.
