@@ -3,6 +3,7 @@ package osdns
 import (
 	"bytes"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -14,36 +15,23 @@ const header = "# Edited by kubevpn, which puts the original back when it ends."
 // returns all.
 func nameservers(conf []byte) []netip.Addr {
 	var out []netip.Addr
-	seen := map[netip.Addr]bool{}
 	for line := range strings.Lines(string(conf)) {
-		addr, ok := nameserver(line)
-		if ok && !seen[addr] {
-			seen[addr] = true
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0] != "nameserver" { // a comment begins with another word
+			continue
+		}
+		addr, err := netip.ParseAddr(f[1])
+		switch addr = addr.Unmap(); addr {
+		case netip.IPv4Unspecified(): // it means this host
+			addr = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		case netip.IPv6Unspecified():
+			addr = netip.IPv6Loopback()
+		}
+		if err == nil && !addr.IsMulticast() && !slices.Contains(out, addr) {
 			out = append(out, addr)
 		}
 	}
 	return out
-}
-
-func nameserver(line string) (netip.Addr, bool) {
-	if strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {
-		return netip.Addr{}, false
-	}
-	f := strings.Fields(line)
-	if len(f) < 2 || f[0] != "nameserver" {
-		return netip.Addr{}, false
-	}
-	addr, err := netip.ParseAddr(f[1])
-	if err != nil || addr.IsMulticast() {
-		return netip.Addr{}, false
-	}
-	if addr = addr.Unmap(); addr.IsUnspecified() { // 0.0.0.0 means this host
-		if addr.Is4() {
-			return netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
-		}
-		return netip.IPv6Loopback(), true
-	}
-	return addr, true
 }
 
 // withNameservers returns conf with other nameserver lines. Search domains and options stay.

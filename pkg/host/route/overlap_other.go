@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-
-	"go4.org/netipx"
 )
 
 // readLocal reads the addresses and routes of all links but those named in ignoreLinks.
@@ -29,19 +27,12 @@ func readLocal(ignoreLinks []string) (l local, err error) {
 			return local{}, fmt.Errorf("listing the addresses of %s: %w", link.Name, err)
 		}
 		for _, a := range addrs {
-			n, ok := a.(*net.IPNet)
-			if !ok {
+			p, err := netip.ParsePrefix(a.String())
+			if err != nil {
 				continue
 			}
-			ip, ok := netipx.FromStdIP(n.IP)
-			if !ok {
-				continue
-			}
-			ones, _ := n.Mask.Size()
-			l.addrs = append(l.addrs, localAddr{ip, link.Name})
-			l.routes = append(l.routes, localRoute{
-				dst: netip.PrefixFrom(ip, ones).Masked(), link: link.Name, connected: ones < ip.BitLen(),
-			})
+			l.addrs = append(l.addrs, localAddr{p.Addr(), link.Name})
+			l.routes = append(l.routes, localRoute{dst: p.Masked(), link: link.Name, connected: !p.IsSingleIP()})
 		}
 	}
 	return l, nil

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 
-	"go4.org/netipx"
 	"golang.org/x/net/route"
 )
 
@@ -84,10 +83,8 @@ func readLink(name string) (linkState, error) {
 		return linkState{}, fmt.Errorf("reading the addresses of %s: %w", name, err)
 	}
 	for _, a := range addrs {
-		if n, ok := a.(*net.IPNet); ok {
-			if addr, ok := netipx.FromStdIP(n.IP); ok {
-				s.addrs = append(s.addrs, addr)
-			}
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			s.addrs = append(s.addrs, p.Addr())
 		}
 	}
 	routes, err := readRoutes(func(link string) bool { return link != name })
