@@ -71,7 +71,7 @@ func parseHeader(b *[headerLen]byte) (header, error) {
 	if h.kind == 0 || int(h.kind) >= len(frameTypes) {
 		return h, fmt.Errorf("%w: frame type %d", ErrProtocol, h.kind)
 	}
-	is := &frameTypes[h.kind]
+	is := frameTypes[h.kind]
 	if h.length < is.least || h.length > is.most {
 		return h, fmt.Errorf("%w: frame type %d of %d bytes", ErrProtocol, h.kind, h.length)
 	}
