@@ -59,7 +59,7 @@ func TestFilesInOrderAreOpenedEarly(t *testing.T) {
 		t.Errorf("at most %d files were open early", most)
 	}
 	// An open and a close each; lists, once a second for each directory.
-	if n, lists := p.writes.Load(), 4+4*int64(time.Since(begun)/Fresh); n > 800+lists {
+	if n, lists := p.requests.Load(), 4+4*int64(time.Since(begun)/Fresh); n > 800+lists {
 		t.Errorf("it took %d requests", n)
 	}
 	content(t, c, "a/100")

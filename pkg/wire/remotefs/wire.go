@@ -3,12 +3,14 @@ package remotefs
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/fxamacker/cbor/v2"
@@ -138,6 +140,7 @@ const (
 	maxPath    = 4096
 	maxListed  = 8192 // entries of an answer to OpList, unless it is one directory
 	maxName    = 255
+	buffer     = 64 << 10 // of a stream, in each direction
 )
 
 // errFrame means that the other end sent what the protocol does not allow.
@@ -150,22 +153,29 @@ var decoding, _ = cbor.DecOptions{UTF8: cbor.UTF8DecodeInvalid}.DecMode()
 type stream struct {
 	io.ReadWriteCloser
 	in      *bufio.Reader
-	sending sync.Mutex
+	senders atomic.Int32 // those in send
+	sending sync.Mutex   // guards out
+	out     *bufio.Writer
 }
 
 func newStream(conn io.ReadWriteCloser) *stream {
-	return &stream{ReadWriteCloser: conn, in: bufio.NewReaderSize(conn, 64<<10)}
+	return &stream{ReadWriteCloser: conn, in: bufio.NewReaderSize(conn, buffer), out: bufio.NewWriterSize(conn, buffer)}
 }
 
-// send is safe for concurrent use. If it fails, it closes the stream: receive returns the error.
+// send is safe for concurrent use. Frames that are sent at once share a Write, which costs much on the way through the
+// API server. If it fails, it closes the stream: receive returns the error.
 func (s *stream) send(v any) {
+	s.senders.Add(1)
 	b := bytes.NewBuffer(make([]byte, 4))
 	err := cbor.MarshalToBuffer(v, b)
 	binary.BigEndian.PutUint32(b.Bytes(), uint32(b.Len()-4))
 	s.sending.Lock()
 	defer s.sending.Unlock()
 	if err == nil {
-		_, err = s.Write(b.Bytes())
+		_, err = s.out.Write(b.Bytes())
+	}
+	if s.senders.Add(-1) == 0 { // else the next one flushes
+		err = cmp.Or(err, s.out.Flush())
 	}
 	if err != nil {
 		s.Close()
