@@ -16,12 +16,15 @@ import (
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"kubevpn/pkg/wire/remotefs"
 )
 
-// inFlight is how many paths are sent at once, with up to remotefs.MaxData of each in memory.
-const inFlight = 128
+const (
+	inFlight  = 256      // paths that are sent at once: a far line needs many small files on their way
+	maxMemory = 16 << 20 // bytes of their content
+)
 
 // The errors of a remotefs.Client, which have the numbers of Linux on each system.
 const (
@@ -51,6 +54,7 @@ type received struct {
 type delivery struct {
 	*sender
 	result *Batch
+	memory *semaphore.Weighted
 	alone  bool // OpPut is the only request, and also acknowledges the round: a save takes one round trip
 
 	mu     sync.Mutex // guards result, and what the sender, its Source and its tree remember
@@ -113,7 +117,7 @@ func remoteEntry(a remotefs.Attr) entry {
 
 // deliver carries out a plan, and has the Server acknowledge it.
 func (se *sender) deliver(ctx context.Context, p plan, result *Batch) error {
-	d := &delivery{sender: se, result: result, failed: make(map[string]entry)}
+	d := &delivery{sender: se, result: result, failed: make(map[string]entry), memory: semaphore.NewWeighted(maxMemory)}
 	d.alone = se.completed && len(p.send) == 1 && len(p.remove) == 0
 	d.inSteps(ctx, p.send, se.rank, d.send)
 	d.inSteps(ctx, p.remove, depth, d.remove)
@@ -350,6 +354,11 @@ func (d *delivery) sendFile(ctx context.Context, name string, e *entry) (has rem
 	d.mu.Lock()
 	d.tree.entries[name] = now
 	d.mu.Unlock()
+	buffer := min(now.size, remotefs.MaxData)
+	if err := d.memory.Acquire(ctx, buffer); err != nil {
+		return has, err
+	}
+	defer d.memory.Release(buffer)
 	request := remotefs.Request{Op: remotefs.OpPut,
 		Set: &remotefs.Set{Mode: new(uint32(now.perm)), Modify: &now.mtime}}
 	if now.size > remotefs.MaxData {
