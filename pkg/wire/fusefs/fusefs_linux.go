@@ -36,6 +36,10 @@ func Serve(device *os.File, c *remotefs.Client) error {
 		EntryTimeout: &fresh, AttrTimeout: &fresh, NegativeTimeout: &fresh, NullPermissions: true,
 	}), fmt.Sprintf("/dev/fd/%d", fd), &fuse.MountOptions{MaxWrite: remotefs.MaxData,
 		MaxReadAhead: remotefs.MaxData, EnableLocks: true, DisableXAttrs: true, Name: "kubevpn", FsName: "kubevpn"})
+	poll := []unix.PollFd{{Fd: int32(device.Fd())}}
+	if _, e := unix.Poll(poll, 0); err != nil && e == nil && poll[0].Revents&unix.POLLERR != 0 {
+		return nil // the mount has ended before its first request
+	}
 	if err != nil {
 		return fmt.Errorf("serving files by FUSE: %w", err)
 	}

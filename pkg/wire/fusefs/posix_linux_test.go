@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wire/remotefs"
 )
 
 var (
@@ -508,6 +509,25 @@ func TestInterruptEndsAnOperationThatIsNotAnswered(t *testing.T) {
 		})
 	}
 	work.Wait()
+}
+
+// A mount may end before it is served: the program has ended.
+func TestMountThatHasEndedIsNoError(t *testing.T) {
+	testenv.NeedRoot(t)
+	at := t.TempDir()
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR|unix.O_CLOEXEC, 0)
+	must(t, err)
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", device.Fd(), os.Geteuid(), os.Getegid())
+	must(t, unix.Mount("kubevpn", at, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options))
+	must(t, unix.Unmount(at, unix.MNT_DETACH))
+	if err := Serve(device, remotefs.NewClient()); err != nil {
+		t.Error(err)
+	}
+	null, err := os.Open(os.DevNull)
+	must(t, err)
+	if err := Serve(null, remotefs.NewClient()); err == nil {
+		t.Error("what is no mount is served")
+	}
 }
 
 func TestKilledServer(t *testing.T) {
