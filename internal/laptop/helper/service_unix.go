@@ -47,8 +47,9 @@ func startService(ctx context.Context, path string) (*os.File, string, error) {
 	}
 	if err != nil {
 		socket.Close()
-		return nil, "", notReady(err, "the service of the root helper accepted the connection,", "see `"+hostservice.Log+
-			"` for the cause, or remove the service with `kubevpn service uninstall`; kubevpn then uses sudo")
+		const hint = "see `" + hostservice.Log + "` for the cause, or remove the service with `kubevpn service " +
+			"uninstall`; kubevpn then uses sudo"
+		return nil, "", notReady(err, "the service of the root helper accepted the connection,", hint)
 	}
 	return socket, first.Version, nil
 }
