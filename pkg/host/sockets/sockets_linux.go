@@ -122,11 +122,15 @@ func Owners(inodes map[uint32]bool) (map[uint32]Process, error) {
 }
 
 // inodeOf returns the inode of the socket behind a descriptor.
-func inodeOf(descriptor string) (inode uint32, ok bool) {
+func inodeOf(descriptor string) (uint32, bool) {
 	target, err := os.Readlink(descriptor)
 	if err != nil {
 		return 0, false
 	}
-	_, err = fmt.Sscanf(target, "socket:[%d]", &inode)
-	return inode, err == nil
+	text, ok := strings.CutPrefix(target, "socket:[")
+	if !ok {
+		return 0, false
+	}
+	inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 32)
+	return uint32(inode), err == nil
 }
