@@ -211,9 +211,10 @@ func TestSourceGivesUpSilentEnd(t *testing.T) {
 				}
 			}
 		})
-		time.Sleep(10 * silence)
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			t.Fatal(context.Cause(ctx))
+		case <-time.After(10 * silence):
 		}
 		close(mute)
 		<-ctx.Done()

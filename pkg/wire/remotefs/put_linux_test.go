@@ -7,7 +7,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
+
+	"kubevpn/internal/testenv"
 )
 
 // names returns the names in a directory.
@@ -112,15 +113,7 @@ func TestFileAsideIsRemovedUnlessItIsPut(t *testing.T) {
 
 	f, _ = aside("given-up")
 	wantErr(t, "close", f.Close(), nil)
-	if _, err := c.Stat(t.Context(), "."); err != nil { // the close has arrived before
-		t.Fatal(err)
-	}
-	late := time.Now().Add(10 * time.Second)
-	for names(t, dir) != "dir file" && time.Now().Before(late) {
-		if _, err := c.Do(t.Context(), Request{Op: OpStat, Path: "."}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	testenv.Until(t, "it is removed", func() bool { return names(t, dir) == "dir file" })
 	aside("cut-off")
 	if got := names(t, dir); !strings.HasPrefix(got, AsidePrefix) {
 		t.Errorf("there are %s", got)
