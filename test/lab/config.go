@@ -17,8 +17,8 @@ import (
 type ProxyMode string
 
 // The modes. With ProxyNone there is no kube-proxy, and no ClusterIP works inside the cluster, not even that of DNS.
-// With ProxyIPVS the nodes run on the machine's kernel if that has ip_vs. Otherwise each node runs in a guest, a
-// user-mode Linux kernel (see package guest), and the control plane has its own place, "control".
+// A node with ProxyIPVS runs on the machine's kernel if that has ip_vs. Otherwise it runs in a guest, a user-mode Linux
+// kernel (see package guest), and the control plane has its own place, "control".
 const (
 	ProxyIPTables ProxyMode = "iptables"
 	ProxyNFTables ProxyMode = "nftables"
@@ -53,7 +53,7 @@ type Config struct {
 	Source   string    // the repository; default: found above the working directory or the program
 	Progress io.Writer // receives a line for each step; default: none
 
-	guests bool // nodes are guests; set by Up, see hostHasIPVS
+	guests bool // nodes with ProxyIPVS are guests; set by Up, see hostHasIPVS
 }
 
 func (c Config) withDefaults() Config {
@@ -171,6 +171,9 @@ func (c Config) usesIPVS() bool {
 	return c.ProxyMode == ProxyIPVS || slices.Contains(c.NodeModes, ProxyIPVS)
 }
 
+// guest reports whether node n runs in a guest.
+func (c Config) guest(n int) bool { return c.guests && c.proxyMode(n) == ProxyIPVS }
+
 // namespace returns the network namespace of a place: laptop, router, node1, ...
 func (c Config) namespace(place string) string { return c.Name + "-" + place }
 
@@ -186,10 +189,10 @@ func (c Config) places() []string {
 	return places
 }
 
-// controlPlace is the place of the control plane if the nodes are guests.
+// controlPlace is the place of the control plane if there are guests.
 const controlPlace = "control"
 
-// control returns the place of the control plane: node 1, unless the nodes are guests.
+// control returns the place of the control plane: node 1, unless there are guests.
 func (c Config) control() string {
 	if c.guests {
 		return controlPlace

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -36,7 +37,10 @@ const (
 )
 
 // inGuest reports whether the programs of a place run in a guest.
-func (l *Lab) inGuest(place string) bool { return l.config.guests && strings.HasPrefix(place, "node") }
+func (l *Lab) inGuest(place string) bool {
+	n, err := strconv.Atoi(strings.TrimPrefix(place, "node"))
+	return err == nil && l.config.guest(n)
+}
 
 // inPlace returns the command line of a program in a place. In a guest this is the command line of the stand-in. If
 // name is not empty, a guest runs only one program of that name at a time.
@@ -62,7 +66,7 @@ func (l *Lab) guest(place string) guest.Client {
 	}}
 }
 
-// chooseKernel determines whether the nodes can run on the machine's kernel.
+// chooseKernel determines whether all nodes can run on the machine's kernel.
 func (l *Lab) chooseKernel() error {
 	if !l.config.usesIPVS() {
 		return nil

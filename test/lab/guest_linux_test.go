@@ -86,7 +86,7 @@ func TestGuestsLeaveTheControlPlaneItsOwnPlace(t *testing.T) {
 }
 
 func TestInPlaceUsesTheStandInOfAGuest(t *testing.T) {
-	l := New(Config{guests: true})
+	l := New(Config{ProxyMode: ProxyIPVS, NodeModes: []ProxyMode{"", "", ProxyIPTables}, Nodes: 3, guests: true})
 	l.programs.Guest = "/cache/guest"
 	for _, test := range []struct {
 		place, name string
@@ -94,6 +94,7 @@ func TestInPlaceUsesTheStandInOfAGuest(t *testing.T) {
 	}{
 		{"node1", "", "/cache/guest run 169.254.1.2:1 sh -c true"},
 		{"node2", "kubelet", "/cache/guest run -alone kubelet 169.254.1.2:1 sh -c true"},
+		{"node3", "kubelet", "sh -c true"},
 		{"control", "etcd", "sh -c true"},
 		{"laptop", "", "sh -c true"},
 	} {

@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// checkIPVS checks that IPVS serves ClusterIPs, that they answer on each node and in its pods over TCP and UDP, and
+// checkIPVS checks that IPVS serves ClusterIPs, that they answer on its nodes and in their pods over TCP and UDP, and
 // that the programs beside kube-proxy work: a TUN device, and iptables in a separate network namespace.
 func checkIPVS(t *testing.T, l *Lab) {
 	t.Helper()
@@ -25,6 +25,9 @@ func checkIPVS(t *testing.T, l *Lab) {
 	backends := pods(t, l)
 	for n := 1; n <= l.config.Nodes; n++ {
 		place := fmt.Sprintf("node%d", n)
+		if l.config.proxyMode(n) != ProxyIPVS {
+			continue
+		}
 		table := output(t, l, place, "ipvsadm", "-Ln")
 		for _, a := range services {
 			// The scheduler is the one of the lab's settings.
@@ -75,21 +78,27 @@ func checkIPVS(t *testing.T, l *Lab) {
 	}
 }
 
-// checkGuests checks how a guest's programs end, and that they end with their stand-ins.
+// checkGuests checks that the programs of node 2's guest, which take turns, keep their registers (OpenSSL uses the
+// extended ones); how they end, and that they end with their stand-ins.
 func checkGuests(t *testing.T, l *Lab) {
 	t.Helper()
-	if code := exitCode(t, l, "node1", "sh", "-c", "exit 7"); code != 7 {
+	const sum = "openssl sha512 %[1]s & openssl sha512 %[1]s & openssl sha512 %[1]s; wait"
+	want := output(t, l, "laptop", "sh", "-c", fmt.Sprintf(sum, l.programs.Kube))
+	if got := output(t, l, "node2", "sh", "-c", fmt.Sprintf(sum, l.programs.Kube)); got != want {
+		t.Errorf("sums in a guest:\n%swant\n%s", got, want)
+	}
+	if code := exitCode(t, l, "node2", "sh", "-c", "exit 7"); code != 7 {
 		t.Errorf("exit code %d", code)
 	}
-	if code := exitCode(t, l, "node1", "no-such-program"); code != 127 {
+	if code := exitCode(t, l, "node2", "no-such-program"); code != 127 {
 		t.Errorf("exit code %d of a program that is not there", code)
 	}
-	before := output(t, l, "node1", "pgrep", "-f", "kube-proxy --config")
-	if err := l.Restart(t.Context(), "kube-proxy-node1"); err != nil {
+	before := output(t, l, "node2", "pgrep", "-f", "kube-proxy --config")
+	if err := l.Restart(t.Context(), "kube-proxy-node2"); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Until(t, "kube-proxy to be another one", func() bool {
-		after := output(t, l, "node1", "sh", "-c", "pgrep -f 'kube-proxy [-]-config' || true")
+		after := output(t, l, "node2", "sh", "-c", "pgrep -f 'kube-proxy [-]-config' || true")
 		return after != "" && after != before
 	})
 }

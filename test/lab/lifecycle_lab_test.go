@@ -71,7 +71,7 @@ func TestLabLifecycle(t *testing.T) {
 		{Name: "iptables"},
 		{Name: "nftables", Nodes: 3, ProxyMode: ProxyNFTables, IPv6: true, Ranges: 2},
 		{Name: "none", Nodes: 1, ProxyMode: ProxyNone, IPv6: true},
-		{Name: "ipvs", ProxyMode: ProxyIPVS, IPv6: true, ProxySettings: map[string]string{"ipvs.strictARP": "true", "ipvs.scheduler": "lc"}},
+		{Name: "ipvs", ProxyMode: ProxyIPVS, NodeModes: []ProxyMode{ProxyIPTables}, IPv6: true, ProxySettings: map[string]string{"ipvs.strictARP": "true", "ipvs.scheduler": "lc"}},
 	} {
 		t.Run(c.Name, func(t *testing.T) {
 			l := lifecycleLab(t, c)

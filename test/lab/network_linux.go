@@ -60,7 +60,7 @@ func (l *Lab) createNetwork() error {
 		}
 	}
 	for n := 1; n <= l.config.Nodes; n++ {
-		if l.config.guests {
+		if l.config.guest(n) {
 			if err := l.wireGuest(router, n); err != nil {
 				return err
 			}

@@ -20,7 +20,7 @@ type state struct {
 	ProxyMode ProxyMode `json:"proxyMode"`
 	IPv6      bool      `json:"ipv6"`
 	Ranges    int       `json:"ranges"`
-	Guests    bool      `json:"guests"` // nodes are guests
+	Guests    bool      `json:"guests"` // nodes with ProxyIPVS are guests
 
 	ProxySettings map[string]string `json:"proxySettings,omitempty"`
 	NodeModes     []ProxyMode       `json:"nodeModes,omitempty"`

@@ -17,7 +17,7 @@ type Status struct {
 	Up         bool            `json:"up"` // Up has finished, and all processes are alive
 	Nodes      []NodeStatus    `json:"nodes"`
 	ProxyMode  ProxyMode       `json:"proxyMode"`
-	Guests     bool            `json:"guests"` // the nodes run their own kernels
+	Guests     bool            `json:"guests"` // nodes with ProxyIPVS run their own kernels
 	IPv6       bool            `json:"ipv6"`
 	Server     string          `json:"server"`
 	Created    time.Time       `json:"created"`
@@ -100,7 +100,7 @@ func (s Status) String() string {
 		mode = "no kube-proxy"
 	}
 	if s.Guests {
-		mode += ", nodes on user-mode Linux"
+		mode += ", nodes with IPVS on user-mode Linux"
 	}
 	fmt.Fprintf(&b, "lab %q is %s, %s\n", s.Name, word, mode)
 	fmt.Fprintf(&b, "API server  %s\nkubeconfig  %s\nstate, logs %s\n\n", s.Server, s.Kubeconfig, s.Dir)

@@ -41,9 +41,11 @@ func (l *Lab) Up(ctx context.Context) error {
 	if err := l.Build(ctx); err != nil {
 		return err
 	}
-	onMachine := l.config.Nodes
-	if l.config.guests {
-		onMachine = 0
+	onMachine := 0
+	for n := range l.config.Nodes {
+		if !l.config.guest(n + 1) {
+			onMachine++
+		}
 	}
 	if err := checkInotify(onMachine); err != nil {
 		return err
@@ -135,10 +137,7 @@ func (l *Lab) prepare() error {
 		return err
 	}
 	c := l.config
-	l.snapshotter = "overlayfs"
-	if !c.guests {
-		l.snapshotter = snapshotter(l.dir())
-	}
+	l.snapshotter = snapshotter(l.dir())
 	err = l.update(func(s *state) {
 		*s = state{
 			Name: c.Name, Nodes: c.Nodes, ProxyMode: c.ProxyMode, IPv6: c.IPv6, Ranges: c.Ranges,
@@ -161,6 +160,14 @@ func (l *Lab) prepare() error {
 		}
 	}
 	return nil
+}
+
+// snapshotterOf returns how containerd keeps containers' files in a place. A guest has them in memory.
+func (l *Lab) snapshotterOf(place string) string {
+	if l.inGuest(place) {
+		return "overlayfs"
+	}
+	return l.snapshotter
 }
 
 // snapshotter returns how containerd keeps containers' files: with overlayfs, unless dir is on a file system that does
@@ -289,10 +296,10 @@ func (l *Lab) waitWorkload(ctx context.Context, client *api) error {
 	for _, p := range l.processes() {
 		components = append(components, p.Name)
 	}
-	if err := l.poll(ctx, 2*time.Minute, components, client.workloadReady); err != nil {
+	if err := l.poll(ctx, 5*time.Minute, components, client.workloadReady); err != nil {
 		return err
 	}
-	if err := l.poll(ctx, 30*time.Second, components, l.answers); err != nil {
+	if err := l.poll(ctx, 2*time.Minute, components, l.answers); err != nil {
 		return err
 	}
 	return l.checkProxySettings()
