@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -19,14 +18,15 @@ import (
 	"kubevpn/test/lab"
 )
 
-// TestIPVS runs suites with kube-proxy in IPVS mode, on nodes whose kernel supports it.
+// TestIPVS runs suites with kube-proxy in IPVS mode on the node of the traffic manager, whose kernel supports it. The
+// other node has endpoints; only what a test puts there runs on it.
 func TestIPVS(t *testing.T) {
 	// Leave out suites that do not depend on the mode of kube-proxy. For the system netstack, faithful sees the
 	// masqueraded packets.
 	system := slices.DeleteFunc(slices.Concat(everywhere, whole), func(s suite) bool {
-		return s.name == "connect" || s.name == "laptops"
+		return s.name == "connect" || s.name == "laptops" || s.name == "names"
 	})
-	gvisor := []suite{{"reach", reachSuite}, {"services", servicesSuite}, {"names", namesSuite}}
+	gvisor := []suite{{"reach", reachSuite}, {"services", servicesSuite}}
 	first := []suite{{"kube-proxy", ipvsSuite}, {"auto", ipvsAutoSuite}}
 	last := []suite{
 		{"endpoints", endpointsSuite},
@@ -34,7 +34,8 @@ func TestIPVS(t *testing.T) {
 		{"bridge", bridgeSuite}, // changes a node's pod network
 		{"mixed", mixedSuite},   // last, because it leaves IPVS
 	}
-	w := newWorld(t, lab.Config{Name: "e2e-ipvs", ProxyMode: lab.ProxyIPVS}, first, system, last)
+	w := newWorld(t, lab.Config{Name: "e2e-ipvs", ProxyMode: lab.ProxyIPVS, NodeModes: []lab.ProxyMode{"", lab.ProxyIPTables}}, first, system, last)
+	w.kubectl(t, "cordon", w.Config().NodeName(2))
 	runSuites(t, w, first)
 	t.Run("gvisor", func(t *testing.T) { runSuites(t, w.in("gvisor"), gvisor) })
 	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), system) })
@@ -48,10 +49,8 @@ func ipvsSuite(t *testing.T, w *world) {
 		t.Fatalf("the node's virtual servers lack %s:\n%s", vip, out)
 	}
 	t.Logf("ipvsadm -Ln:\n%s", out)
-	for _, place := range w.nodes() {
-		if got := w.node(t, place, "sysctl -n net.ipv4.vs.conntrack"); got != "1" {
-			t.Errorf("%s has net.ipv4.vs.conntrack=%s, which kube-proxy sets to 1 when it starts", place, got)
-		}
+	if got := w.node(t, "node1", "sysctl -n net.ipv4.vs.conntrack"); got != "1" {
+		t.Errorf("net.ipv4.vs.conntrack=%s, and kube-proxy sets it to 1 when it starts", got)
 	}
 }
 
@@ -105,12 +104,10 @@ func (w *world) afterwards(t *testing.T, place, script string, args ...any) {
 	})
 }
 
-// conntrack sets whether netfilter tracks the connections of the nodes' IPVS.
+// conntrack sets whether netfilter tracks the connections of the node's IPVS.
 func (w *world) conntrack(t *testing.T, value int) {
 	t.Helper()
-	for _, place := range w.nodes() {
-		w.node(t, place, "sysctl -qw net.ipv4.vs.conntrack=%d", value)
-	}
+	w.node(t, "node1", "sysctl -qw net.ipv4.vs.conntrack=%d", value)
 }
 
 // managerPlace returns the node of the laptop's traffic manager, and another node.
@@ -220,13 +217,7 @@ spec:
 		}
 		return w.clusterIP(t, namespace, name)
 	}
-	t.Cleanup(func() {
-		for _, place := range w.nodes() {
-			if _, err := w.tryNode(context.WithoutCancel(t.Context()), place, "sysctl -qw net.ipv4.vs.conntrack=1"); err != nil {
-				t.Error(err)
-			}
-		}
-	})
+	w.afterwards(t, "node1", "sysctl -qw net.ipv4.vs.conntrack=1")
 	try := func(l *laptop) {
 		for _, conntrack := range []int{1, 0} {
 			t.Run(fmt.Sprintf("%s/conntrack=%d", l.netstack, conntrack), func(t *testing.T) {
@@ -335,11 +326,6 @@ func bridgeSuite(t *testing.T, w *world) {
 		if _, err := w.tryNode(ctx, "node1", `if [ -e %[1]s.was ]; then mv %[1]s.was %[1]s; fi; %s`, network, unsee); err != nil {
 			t.Error(err)
 		}
-		for n := range w.nodes() {
-			if _, err := w.tryKubectl(ctx, "uncordon", w.Config().NodeName(n+1)); err != nil {
-				t.Error(err)
-			}
-		}
 		if err := anew(ctx); err != nil {
 			t.Error(err)
 		}
@@ -351,9 +337,6 @@ func bridgeSuite(t *testing.T, w *world) {
 		cp %[1]s %[1]s.was
 		sed 's/"ptp"/"bridge", "bridge": "cni0", "isGateway": true/' %[1]s.was >%[1]s.new
 		mv %[1]s.new %[1]s`, network, unsee)
-	for n := range w.nodes()[1:] {
-		w.kubectl(t, "cordon", w.Config().NodeName(n+2))
-	}
 	if err := anew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -387,9 +370,8 @@ func bridgeSuite(t *testing.T, w *world) {
 	})
 }
 
-// leaveIPVS begins to leave IPVS as an administrator does: the ConfigMap states the new mode, and node 2 uses it. The
-// new mode is iptables, because the guests' kernel has no nftables for IPv4. Both kube-proxies report their mode to
-// other machines.
+// leaveIPVS begins to leave IPVS as an administrator does: the ConfigMap states the new mode, which node 2 has. Both
+// kube-proxies report their mode to other machines.
 func (w *world) leaveIPVS(t *testing.T) {
 	t.Helper()
 	conf := w.kubectl(t, "-n", "kube-system", "get", "configmap", "kube-proxy", "-o", `jsonpath={.data.config\.conf}`)
@@ -405,9 +387,6 @@ func (w *world) leaveIPVS(t *testing.T) {
 			t.Fatal(err)
 		}
 		text = append(text, "metricsBindAddress: 0.0.0.0:10249\n"...)
-		if node == "node2" {
-			text = bytes.Replace(text, []byte("mode: ipvs"), []byte("mode: iptables"), 1)
-		}
 		if err := os.WriteFile(file, text, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -415,8 +394,6 @@ func (w *world) leaveIPVS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// kube-proxy leaves these when it starts in another mode: kubernetes/cmd/kube-proxy/app/server_linux.go.
-	w.node(t, "node2", "ipvsadm -C; ip link del kube-ipvs0")
 }
 
 // mixedSuite checks that the mode of kube-proxy on the traffic manager's node decides, because packets meet its rules,

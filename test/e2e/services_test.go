@@ -99,7 +99,7 @@ spec:
 		grace, lifecycle := "1", "{}"
 		switch {
 		case w.isSystem() && w.Config().ProxyMode == lab.ProxyIPVS:
-			grace, lifecycle = "16", "{preStop: {sleep: {seconds: 15}}}"
+			grace, lifecycle = "31", "{preStop: {sleep: {seconds: 30}}}"
 		case w.isSystem():
 			grace, lifecycle = "6", "{preStop: {sleep: {seconds: 5}}}"
 		}
@@ -115,6 +115,7 @@ spec:
     metadata: {labels: {app: moving}}
     spec:
       terminationGracePeriodSeconds: GRACE
+      tolerations: [{operator: Exists}] # a cordoned node may take them: it has time
       containers:
       - name: echo
         image: IMAGE
