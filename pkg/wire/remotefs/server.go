@@ -146,8 +146,7 @@ func (s *Server) do(r *Request) (a Answer, err error) {
 	case OpRename:
 		err = s.rename(r.Path, r.To)
 	case OpPut:
-		made, err = r.Path, s.put(r)
-		if err == nil {
+		if a.Attr, err = s.put(r); err == nil {
 			s.synced(r.Flags)
 		}
 	case OpSynced:

@@ -48,17 +48,17 @@ func openIn(dir int, name, p string, flags int, mode uint32) (*os.File, error) {
 	}
 }
 
-// put carries out OpPut. Whoever reads the path sees what was there, or all that is new. A file that was made aside
-// stays so if that fails.
-func (s *Server) put(r *Request) error {
+// put carries out OpPut, and returns the attributes of what is new. Whoever reads the path sees what was there, or all
+// that is new. A file that was made aside stays so if that fails.
+func (s *Server) put(r *Request) (a *Attr, err error) {
 	s.mu.Lock()
 	f := s.open[r.Handle]
 	aside := s.aside[f]
 	s.mu.Unlock()
 	if !aside && r.Handle != 0 {
-		return syscall.EBADF
+		return nil, syscall.EBADF
 	}
-	return s.in(r.Path, func(dir int, name string) (err error) {
+	err = s.in(r.Path, func(dir int, name string) (err error) {
 		temp := path.Base(besides(""))
 		switch {
 		case aside:
@@ -68,6 +68,9 @@ func (s *Server) put(r *Request) error {
 			err = unix.Symlinkat(r.To, dir, temp)
 		default:
 			err = create(dir, temp, r)
+		}
+		if err == nil {
+			a, err = s.attrIn(dir, temp)
 		}
 		if err == nil {
 			err = unix.Renameat(dir, temp, dir, name)
@@ -83,6 +86,7 @@ func (s *Server) put(r *Request) error {
 		}
 		return err
 	})
+	return a, err
 }
 
 // create makes a file with the data and the attributes of an OpPut.
@@ -147,12 +151,18 @@ func (s *Server) special(r *Request, f *os.File, a *Answer) (err error) {
 }
 
 // attr returns the attributes of a name in an open directory; "": of the file itself.
-func (s *Server) attr(f *os.File, _, name string) (*Attr, error) {
-	var st unix.Statx_t
-	err := unixsocket.Control(f, func(fd int) error {
-		return unix.Statx(fd, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT,
-			unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+func (s *Server) attr(f *os.File, _, name string) (a *Attr, err error) {
+	err = unixsocket.Control(f, func(fd int) error {
+		a, err = s.attrIn(fd, name)
+		return err
 	})
+	return a, err
+}
+
+func (s *Server) attrIn(dir int, name string) (*Attr, error) {
+	var st unix.Statx_t
+	err := unix.Statx(dir, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT,
+		unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
 	nano := func(t unix.StatxTimestamp) int64 { return t.Sec*1e9 + int64(t.Nsec) }
 	device := unix.Mkdev(st.Dev_major, st.Dev_minor)
 	inode := st.Ino ^ bits.RotateLeft64(device-s.device, 40) // a file system may be mounted below

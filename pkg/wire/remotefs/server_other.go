@@ -57,7 +57,7 @@ func (s *Server) openAt(p string, flags int, mode uint32) (*os.File, error) {
 func (s *Server) remove(p string, _ int) error { return s.root.Remove(p) }
 
 // put is for containers only: nothing is synchronized to this machine.
-func (s *Server) put(*Request) error { return syscall.ENOSYS }
+func (s *Server) put(*Request) (*Attr, error) { return nil, syscall.ENOSYS }
 
 func (s *Server) rename(p, to string) error { return s.root.Rename(p, to) }
 
