@@ -187,8 +187,9 @@ func (s *session) start(r Request) *call {
 		return w
 	}
 	s.last++
-	s.calls[s.last], r.ID, r.Data = w, s.last, slices.Clone(r.Data)
-	s.work.Go(func() { s.send(&r) }) // nobody waits for a slow stream uninterruptibly
+	s.calls[s.last], r.ID = w, s.last
+	frame, onTheWay := frame(&r, len(r.Data)), len(s.calls)
+	s.work.Go(func() { s.send(frame, onTheWay) }) // nobody waits for a slow stream uninterruptibly
 	return w
 }
 

@@ -281,7 +281,7 @@ func hostile(t *testing.T, answer func(r *Request, far *stream) *Answer) *Client
 				return
 			}
 			if a := answer(&r, s); a != nil {
-				s.send(a)
+				s.send(frame(a, 0), 0)
 			}
 		}
 	})
@@ -706,6 +706,34 @@ type readWriteCloser struct {
 
 func (readWriteCloser) Close() error { return nil }
 
+// writes counts Writes, and tells of each.
+type writes struct{ told chan int }
+
+func (w writes) Write(p []byte) (int, error) {
+	w.told <- len(p)
+	return len(p), nil
+}
+
+func TestFramesOfACrowdShareAWrite(t *testing.T) {
+	const frames = 100
+	one := frame(&Request{Op: OpStat, Path: "a"}, 0)
+	for _, onTheWay := range []int{crowd, crowd + 1} {
+		w := writes{make(chan int, frames)}
+		s := newStream(readWriteCloser{nil, w})
+		for range frames {
+			s.send(one, onTheWay)
+		}
+		got, size := 0, 0
+		for size < frames*len(one) {
+			size += <-w.told
+			got++
+		}
+		if share := got < frames; share != (onTheWay > crowd) {
+			t.Errorf("%d on the way: %d Writes for %d frames", onTheWay, got, frames)
+		}
+	}
+}
+
 func FuzzServer(f *testing.F) {
 	for _, r := range []Request{{ID: 1, Op: OpList, Path: ".", Size: 10},
 		{ID: 2, Op: OpOpen, Path: "a", Flags: FlagRead},
@@ -714,7 +742,7 @@ func FuzzServer(f *testing.F) {
 		{ID: 6, Op: OpPut, Path: "../a", Data: []byte("x"), Set: &Set{}}, {ID: 7, Op: OpPut, Path: "l/a", To: ".."},
 		{ID: 8, Op: OpOpen, Path: "../a", Flags: FlagWrite | FlagAside}, {ID: 9, Op: OpSynced, Flags: 3}} {
 		var b bytes.Buffer
-		newStream(readWriteCloser{&b, &b}).send(&r)
+		newStream(readWriteCloser{&b, &b}).send(frame(&r, 0), 0)
 		f.Add(b.Bytes())
 	}
 	outside := f.TempDir()
@@ -742,7 +770,7 @@ func FuzzClient(f *testing.F) {
 		{ID: 1, Attr: &Attr{Mode: 1}},
 		{ID: 1, Errno: 5}, {ID: 2, Data: []byte("x")}, {ID: 1, Statfs: &Statfs{}}} {
 		var b bytes.Buffer
-		newStream(readWriteCloser{&b, &b}).send(&a)
+		newStream(readWriteCloser{&b, &b}).send(frame(&a, 0), 0)
 		f.Add(b.Bytes())
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

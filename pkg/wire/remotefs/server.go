@@ -95,7 +95,7 @@ func (s *Server) Serve(ctx context.Context, conn io.ReadWriteCloser) error {
 			if err != nil {
 				a.Errno = errnoOf(err)
 			}
-			stream.send(a)
+			stream.send(frame(a, len(a.Data)), len(slots))
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/fxamacker/cbor/v2"
 )
@@ -141,6 +142,9 @@ const (
 	maxListed  = 8192 // entries of an answer to OpList, unless it is one directory
 	maxName    = 255
 	buffer     = 64 << 10 // of a stream, in each direction
+	// While more than crowd requests are on the way, a frame waits up to hold for others to share a Write.
+	crowd = 16
+	hold  = time.Millisecond
 )
 
 // errFrame means that the other end sent what the protocol does not allow.
@@ -154,30 +158,50 @@ type stream struct {
 	io.ReadWriteCloser
 	in      *bufio.Reader
 	senders atomic.Int32 // those in send
-	sending sync.Mutex   // guards out
+	sending sync.Mutex   // guards what follows
 	out     *bufio.Writer
+	holds   bool // flush comes
 }
 
 func newStream(conn io.ReadWriteCloser) *stream {
 	return &stream{ReadWriteCloser: conn, in: bufio.NewReaderSize(conn, buffer), out: bufio.NewWriterSize(conn, buffer)}
 }
 
-// send is safe for concurrent use. Frames that are sent at once share a Write, which costs much on the way through the
-// API server. If it fails, it closes the stream: receive returns the error.
-func (s *stream) send(v any) {
-	s.senders.Add(1)
-	b := bytes.NewBuffer(make([]byte, 4))
-	err := cbor.MarshalToBuffer(v, b)
+// frame encodes a Request or an Answer with so many bytes of data.
+func frame(v any, data int) []byte {
+	b := bytes.NewBuffer(make([]byte, 4, 256+data))
+	if err := cbor.MarshalToBuffer(v, b); err != nil {
+		panic(err) // of a type that cannot be encoded
+	}
 	binary.BigEndian.PutUint32(b.Bytes(), uint32(b.Len()-4))
+	return b.Bytes()
+}
+
+// send is safe for concurrent use. Frames that are sent at once, or while many requests are on the way, share a Write,
+// which costs much on the way through the API server. If it fails, it closes the stream: receive returns the error.
+func (s *stream) send(frame []byte, onTheWay int) {
+	s.senders.Add(1)
 	s.sending.Lock()
 	defer s.sending.Unlock()
-	if err == nil {
-		_, err = s.out.Write(b.Bytes())
-	}
-	if s.senders.Add(-1) == 0 { // else the next one flushes
+	_, err := s.out.Write(frame)
+	switch {
+	case s.senders.Add(-1) > 0 || s.holds: // another one flushes
+	case onTheWay > crowd:
+		s.holds = true
+		time.AfterFunc(hold, s.flush)
+	default:
 		err = cmp.Or(err, s.out.Flush())
 	}
 	if err != nil {
+		s.Close()
+	}
+}
+
+func (s *stream) flush() {
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	s.holds = false
+	if s.out.Flush() != nil {
 		s.Close()
 	}
 }
