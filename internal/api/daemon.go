@@ -30,9 +30,10 @@ type ConnectRequest struct {
 	// Settings are those of ConnectSettings and of the intercept, with their origins. With the origin cluster,
 	// ExtraCIDRs and ExtraDomains need the user's consent.
 	Settings []Setting `json:"settings,omitempty"`
-	// Use accepts an existing connection as it is: its namespace stays, and the daemon warns only about other settings
-	// that flags set.
+	// Use accepts an existing connection as it is: its namespace stays, and only settings of flags have to be its own.
 	Use bool `json:"use,omitempty"`
+	// Reconnect ends the connections to the cluster first, and what uses them.
+	Reconnect bool `json:"reconnect,omitempty"`
 }
 
 // ConnectSettings are the settings of the user (internal/config) that a connection has.

@@ -11,7 +11,8 @@ import (
 	"kubevpn/test/lab"
 )
 
-// flagsSuite connects with the identities that the flags of kubectl give.
+// flagsSuite connects with the identities that the flags of kubectl give, and with flags that a connection does not
+// honour.
 func flagsSuite(t *testing.T, w *world) {
 	l := w.newUser(t, lab.Admin)
 	before := l.snapshot(t)
@@ -33,6 +34,20 @@ func flagsSuite(t *testing.T, w *world) {
 		if now := l.connection(t); now.ID != c.ID || now.ClusterID == c.ID {
 			t.Errorf("%+v", now)
 		}
+		l.must(t, "kubevpn", "disconnect", "--all")
+		l.sameAs(t, before)
+	})
+	t.Run("flags_that_the_connection_does_not_honour", func(t *testing.T) {
+		l.connect(t)
+		other := map[string]string{api.NetstackGVisor: api.NetstackSystem, api.NetstackSystem: api.NetstackGVisor}[l.connection(t).Netstack]
+		failure{code: api.ExitUsage, message: "--netstack " + other + ", and it has ", hint: "--reconnect", within: 30 * time.Second}.
+			check(t, l.run(t, "kubevpn", "connect", "--netstack", other))
+		failure{code: api.ExitUsage, message: "--scheduler sh, and it has rr", hint: "kubevpn connect --reconnect", within: 30 * time.Second}.
+			check(t, l.run(t, "kubevpn", "proxy", "deployment/web", "--scheduler", "sh"))
+		l.reachesWeb(t, w)
+		l.connect(t, "--scheduler", "sh", "--reconnect")
+		l.must(t, "kubevpn", "connect", "--scheduler", "sh")
+		l.reachesWeb(t, w)
 		l.must(t, "kubevpn", "disconnect", "--all")
 		l.sameAs(t, before)
 	})

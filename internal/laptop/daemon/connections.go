@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"slices"
@@ -112,6 +113,12 @@ func (cs *connections) acquireConnection(
 	ids, err := cs.factory.Identify(req.Kubeconfig)
 	if err != nil {
 		return nil, err
+	}
+	if req.Reconnect {
+		if err := cs.leave(ctx, ids, emit); err != nil {
+			return nil, err
+		}
+		defer cs.noLongerLinger()
 	}
 	id := cs.usable(ids, req)
 	t, joined, err := cs.acquire(ctx, id, func(current *connectionTask) (*connectionTask, <-chan struct{}, error) {
@@ -228,7 +235,7 @@ func (cs *connections) releaseAndReport(t *connectionTask, emit func(api.Event))
 }
 
 // adapt applies the settings of a later request to an existing connection. It warns about settings that it cannot
-// change.
+// change, and rejects flags that ask for them.
 func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.ConnectRequest,
 	emit func(api.Event)) error {
 	now := t.conn.Status()
@@ -237,8 +244,17 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 	cs.mu.Unlock()
 	if req.Via != "" && (req.Via != was.Via || req.Namespace != was.Namespace || req.Egress != was.Egress) {
 		return api.Errorf(api.ExitUsage, "this cluster is already connected, and connections do not leave through %s",
-			req.Via).WithHint("run `kubevpn disconnect %s` first, or use `kubevpn run --via %s -- COMMAND` beside it",
-			t.id, req.Via)
+			req.Via).WithHint("add --reconnect to end that connection first, or use `kubevpn run --via %s -- COMMAND` "+
+			"beside it", req.Via)
+	}
+	flags, ignored := differences(was, req, now.Netstack)
+	if len(flags) > 0 {
+		hint := "add --reconnect to end that connection, its proxies and clones first"
+		if req.Use {
+			hint = "leave the flags out, or run `kubevpn connect --reconnect` with them first, which ends its proxies and clones"
+		}
+		return api.Errorf(api.ExitUsage, "this cluster is already connected, otherwise than asked for: %s",
+			strings.Join(flags, "; ")).WithHint("%s", hint)
 	}
 	if !req.Use && req.Namespace != "" && req.Namespace != now.Namespace {
 		t.conn.SetNamespace(req.Namespace)
@@ -260,38 +276,49 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 	if req.Upgrade {
 		t.request.Image = req.Image
 	}
-	was = t.request
 	cs.mu.Unlock()
-	if ignored := differences(was, req); len(ignored) > 0 {
+	if len(ignored) > 0 {
 		emit(api.Event{Warning: "this cluster is already connected with different settings (" +
-			strings.Join(ignored, ", ") + "): to change them, run `kubevpn disconnect " + t.id + "` first"})
+			strings.Join(ignored, ", ") + "): `kubevpn connect --reconnect` changes them"})
 	}
 	return nil
 }
 
-// differences names the settings of req that a connection that was requested otherwise does not have. A request that
-// uses any connection may have another context, image and jump host for itself, and defaults of its own.
-func differences(was, req api.ConnectRequest) (names []string) {
+// differences names the settings of req that a connection that was requested otherwise, and has chosen a netstack, does
+// not have: flags, with what it has instead, and others. A request that uses any connection may have another context, image and jump host for
+// itself, and defaults of its own.
+func differences(was, req api.ConnectRequest, netstack string) (flags, names []string) {
 	keys := config.ConnectionKeys()
-	if req.Via != was.Via && !req.Use {
-		names = append(names, "via")
-	}
-	if !req.Use {
-		keys = append(keys, config.KeySSHJump)
-		if req.Context != was.Context {
-			names = append(names, "context")
-		}
-		if req.Image != "" && req.Image != was.Image {
-			names = append(names, string(config.KeyImage))
-		}
-	}
-	for _, key := range keys {
-		s := req.Setting(string(key))
-		if s.Value != was.Setting(string(key)).Value && (!req.Use || s.Origin == api.OriginFlag) {
+	add := func(key config.Key, has string) {
+		if s := req.Setting(string(key)); s.Origin == api.OriginFlag {
+			flags = append(flags, fmt.Sprintf("%s %s, and it has %s", s.Source, s.Value, cmp.Or(has, "none")))
+		} else if !req.Use {
 			names = append(names, string(key))
 		}
 	}
-	return names
+	if !req.Use {
+		keys = append(keys, config.KeySSHJump)
+		if req.Via != was.Via {
+			names = append(names, "via")
+		}
+		if req.Context != was.Context {
+			names = append(names, "context")
+		}
+		if req.Image != "" && req.Image != was.Image && !req.Upgrade {
+			add(config.KeyImage, was.Image)
+		}
+	}
+	for _, key := range keys {
+		has, asked := was.Setting(string(key)).Value, req.Setting(string(key)).Value
+		switch {
+		case has == asked:
+		case key != config.KeyNetstack:
+			add(key, has)
+		case asked != netstack:
+			add(key, netstack)
+		}
+	}
+	return flags, names
 }
 
 // activeLocked returns the number of connections that have not failed.

@@ -112,7 +112,7 @@ func TestSecondConnectJoinsTheConnection(t *testing.T) {
 	again.Namespace, again.Scheduler, again.Settings[0].Value = "shop", "lc", "lc"
 	got := r.mustPost(api.PathConnect, again)
 	if len(got.events) != 3 || got.events[0].Detail != "default → shop" ||
-		!strings.Contains(got.events[1].Warning, "already connected with different settings (scheduler): to change them, run `kubevpn disconnect id-a` first") {
+		!strings.Contains(got.events[1].Warning, "already connected with different settings (scheduler): `kubevpn connect --reconnect` changes them") {
 		t.Errorf("events = %+v, want the namespace's change, and a warning", got.events)
 	}
 	if c := got.last().Connection; c == nil || c.Namespace != "shop" {
@@ -121,6 +121,64 @@ func TestSecondConnectJoinsTheConnection(t *testing.T) {
 	if wakeup.IsClosed(first.ended) || len(r.made) != 0 {
 		t.Error("a second connection was made")
 	}
+}
+
+func TestSecondConnectRejectsAFlagThatTheConnectionDoesNotHonour(t *testing.T) {
+	r := start(t)
+	first := r.connect("a")
+	again := request("a")
+	again.Namespace = "shop"
+	again.Settings = append(again.Settings, api.Setting{Key: "netstack", Value: api.NetstackSystem, Origin: api.OriginFlag, Source: "--netstack"})
+	if got := r.mustPost(api.PathConnect, again); got.err != nil { // it has chosen that
+		t.Errorf("error = %+v", got.err)
+	}
+	again.Namespace, again.Settings[1].Value = "other", api.NetstackGVisor
+	got := r.mustPost(api.PathConnect, again).err
+	if got == nil || got.Code != api.ExitUsage || !strings.Contains(got.Message, "--netstack gvisor, and it has system") ||
+		!strings.Contains(got.Hint, "--reconnect") {
+		t.Errorf("error = %+v", got)
+	}
+	if s := r.status(); wakeup.IsClosed(first.ended) || len(s) != 1 || s[0].Namespace != "shop" {
+		t.Errorf("the connection has changed: %+v", s)
+	}
+}
+
+// With --reconnect, another user's connection to the cluster ends, too. The helper stays: it would need sudo again.
+func TestReconnectReplacesTheConnections(t *testing.T) {
+	r := start(t)
+	first, elsewhere := r.connect("a/ann"), r.connect("b")
+	again := request("a/bob")
+	again.Reconnect = true
+	answer := r.goPost(t.Context(), api.PathConnect, again)
+	second := wait(t, r.made, "the connection")
+	if !wakeup.IsClosed(first.ended) || wakeup.IsClosed(elsewhere.ended) {
+		t.Error("the first connection goes on, or that to another cluster does not")
+	}
+	close(second.connected)
+	for _, e := range wait(t, answer, "the answer").events {
+		if c := e.Connection; e.Error != nil || c != nil && c.ID != "id-a/bob" {
+			t.Errorf("event %+v", e)
+		}
+	}
+	r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"id-b"}})
+	again.Kubeconfig = []byte("a/ann") // the last connection, in the place of the last
+	answer = r.goPost(t.Context(), api.PathConnect, again)
+	close(wait(t, r.made, "the connection").connected)
+	if e := wait(t, answer, "the answer").last(); e.Connection == nil || r.helper(0).isClosed() {
+		t.Errorf("last event %+v, or the helper has ended", e)
+	}
+}
+
+func TestReconnectThatFailsEndsTheHelper(t *testing.T) {
+	r := start(t)
+	r.connect("a")
+	r.onRun = func(context.Context, *fakeConnection) error { return api.Errorf(api.ExitPermission, "not today") }
+	again := request("a")
+	again.Reconnect = true
+	if got := r.mustPost(api.PathConnect, again).last().Error; got == nil || got.Code != api.ExitPermission {
+		t.Errorf("error = %+v", got)
+	}
+	testenv.Until(t, "the helper to end", r.helper(0).isClosed)
 }
 
 func TestSecondConnectReplacesTheCredential(t *testing.T) {

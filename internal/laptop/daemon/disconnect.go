@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/kube/client"
 )
 
 // disconnect ends the connections that req names, also failed ones, after the intercepts on them. It emits each end. If
@@ -29,6 +30,31 @@ func (cs *connections) disconnect(_ context.Context, req api.DisconnectRequest, 
 	}
 	cs.awaitClosed()
 	return errors.Join(errs...)
+}
+
+// leave ends the connections to a cluster. The helper stays until noLongerLinger, for the next one.
+func (cs *connections) leave(ctx context.Context, ids client.IDs, emit func(api.Event)) error {
+	var req api.DisconnectRequest
+	cs.mu.Lock()
+	for id, t := range cs.tasks {
+		if t.cluster == ids.Cluster {
+			req.IDs = append(req.IDs, id)
+		}
+	}
+	cs.lingering = cs.host != nil
+	cs.mu.Unlock()
+	return cs.disconnect(ctx, req, func(e api.Event) {
+		e.Connection, e.Intercept = nil, nil // the last event has the new one
+		emit(e)
+	})
+}
+
+// noLongerLinger ends the helper unless a connection needs it.
+func (cs *connections) noLongerLinger() {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.lingering = false
+	cs.closeUnusedLocked()
 }
 
 // reportEnd waits until a connection has ended, and emits that. The error says what is left.

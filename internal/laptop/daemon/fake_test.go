@@ -176,7 +176,7 @@ func (c *fakeConnection) Status() api.Connection {
 	defer c.mu.Unlock()
 	s := api.Connection{ID: c.id, Cluster: "cluster-" + c.id, Namespace: c.namespace, Status: api.StatusConnecting}
 	if wakeup.IsClosed(c.connected) {
-		s.Status, s.DNS.Mode = api.StatusConnected, api.ResolverResolved
+		s.Status, s.DNS.Mode, s.Netstack = api.StatusConnected, api.ResolverResolved, api.NetstackSystem
 	}
 	return s
 }

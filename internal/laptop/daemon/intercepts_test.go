@@ -82,21 +82,23 @@ func TestInterceptKeepsTheSettingsOfTheConnection(t *testing.T) {
 	}
 }
 
-func TestInterceptWarnsOfFlagsThatTheConnectionDoesNotHave(t *testing.T) {
+func TestInterceptRejectsFlagsThatTheConnectionDoesNotHave(t *testing.T) {
 	r := start(t)
-	r.connect("a")
+	c := r.connect("a")
 	req := interceptRequest("a", "deployment/web")
 	req.Connect.Settings = []api.Setting{
 		{Key: "scheduler", Value: "rr", Origin: api.OriginFlag}, // as the connection
-		{Key: "netstack", Value: "gvisor", Origin: api.OriginFlag},
-		{Key: "extraCIDRs", Value: "10.20.0.0/16", Origin: api.OriginFlag},
+		{Key: "netstack", Value: "gvisor", Origin: api.OriginFlag, Source: "--netstack"},
+		{Key: "extraCIDRs", Value: "10.20.0.0/16", Origin: api.OriginFlag, Source: "--extra-cidr"},
 	}
-	answer := r.goPost(t.Context(), api.PathIntercept, req)
-	r.begin()
-	const want = "this cluster is already connected with different settings (netstack, extraCIDRs): to change them, " +
-		"run `kubevpn disconnect id-a` first"
-	if e := wait(t, answer, "the answer").events[0]; e.Warning != want {
-		t.Errorf("event %+v, want the warning %q", e, want)
+	got := r.mustPost(api.PathIntercept, req).err
+	const want = "this cluster is already connected, otherwise than asked for: --netstack gvisor, and it has system; " +
+		"--extra-cidr 10.20.0.0/16, and it has none"
+	if got == nil || got.Code != api.ExitUsage || got.Message != want || !strings.Contains(got.Hint, "`kubevpn connect --reconnect`") {
+		t.Errorf("error %+v, want %q", got, want)
+	}
+	if wakeup.IsClosed(c.ended) || len(r.intercepted()) != 0 {
+		t.Error("the connection ended, or there is an intercept")
 	}
 }
 

@@ -22,6 +22,7 @@ type connectOptions struct {
 	f          *command.Factory
 	flags      command.ConnectionFlags
 	foreground bool
+	reconnect  bool
 	socks      string // address of the proxy; empty: none
 	output     *term.Format
 }
@@ -34,7 +35,7 @@ func newConnect(f *command.Factory) *cobra.Command {
 		Long: "Connect this machine to the network of a cluster until `kubevpn disconnect`. The command installs\n" +
 			"the traffic manager in the cluster if necessary, and uses sudo if necessary. It prints \"Connected\"\n" +
 			"after it has reached a name, a pod and a Service. If the cluster is already connected, the command\n" +
-			"uses the existing connection.",
+			"uses the existing connection, or fails if a flag asks for another one.",
 		Example: command.Examples(
 			"Connect to the current context's cluster", "kubevpn connect",
 			"Use another context, and look short names up in another namespace first",
@@ -42,6 +43,8 @@ func newConnect(f *command.Factory) *cobra.Command {
 			"Install the traffic manager from your own registry",
 			"kubevpn connect --image registry.example/kubevpn:1.2.3",
 			"Send whole IP packets to the cluster, or fail", "kubevpn connect --netstack system",
+			"Connect anew with other settings: the connection to the cluster, its proxies and clones end first",
+			"kubevpn connect --netstack system --reconnect",
 			"Also route a network behind the cluster, except a part of it",
 			"kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
 			"Reach what the cluster's nameservers know, except for a part of it",
@@ -63,6 +66,10 @@ func newConnect(f *command.Factory) *cobra.Command {
 	cmd.Flags().StringVar(&o.socks, "socks", "",
 		"loopback address and port at which to serve a SOCKS5 and HTTP proxy until Ctrl-C; only programs that use it "+
 			"reach the cluster; needs no root and changes nothing on this machine")
+	cmd.Flags().BoolVar(&o.reconnect, "reconnect", false,
+		"end the connection to this cluster first, with its proxies and clones, if there is one")
+	cmd.MarkFlagsMutuallyExclusive("reconnect", "foreground")
+	cmd.MarkFlagsMutuallyExclusive("reconnect", "socks")
 	o.output.AddTo(cmd)
 	return cmd
 }
@@ -82,6 +89,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 	if err != nil {
 		return err
 	}
+	req.Reconnect = o.reconnect
 	if o.flags.Here {
 		return o.hold(ctx, req, proxy, on, quiet)
 	}
