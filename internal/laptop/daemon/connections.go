@@ -54,6 +54,7 @@ type connections struct {
 	host        *hostNetwork   // nil: there is no helper
 	closing     chan struct{}  // not nil while a helper is being closed; closed when it has ended
 	lingering   bool           // the helper stays although no connection uses it yet
+	keeping     int            // requests that keep the helper although no connection uses it
 	prepared    *preparation   // for the next connect; nil: nothing
 	discarded   sync.WaitGroup // closes preparations that no connection has taken
 	shut        bool           // no more connections
@@ -115,10 +116,10 @@ func (cs *connections) acquireConnection(
 		return nil, err
 	}
 	if req.Reconnect {
+		defer cs.keepHelper()() // another one would need sudo
 		if err := cs.leave(ctx, ids, emit); err != nil {
 			return nil, err
 		}
-		defer cs.noLongerLinger()
 	}
 	id := cs.usable(ids, req)
 	t, joined, err := cs.acquire(ctx, id, func(current *connectionTask) (*connectionTask, <-chan struct{}, error) {

@@ -32,7 +32,7 @@ func (cs *connections) disconnect(_ context.Context, req api.DisconnectRequest, 
 	return errors.Join(errs...)
 }
 
-// leave ends the connections to a cluster. The helper stays until noLongerLinger, for the next one.
+// leave ends the connections to a cluster.
 func (cs *connections) leave(ctx context.Context, ids client.IDs, emit func(api.Event)) error {
 	var req api.DisconnectRequest
 	cs.mu.Lock()
@@ -41,20 +41,11 @@ func (cs *connections) leave(ctx context.Context, ids client.IDs, emit func(api.
 			req.IDs = append(req.IDs, id)
 		}
 	}
-	cs.lingering = cs.host != nil
 	cs.mu.Unlock()
 	return cs.disconnect(ctx, req, func(e api.Event) {
 		e.Connection, e.Intercept = nil, nil // the last event has the new one
 		emit(e)
 	})
-}
-
-// noLongerLinger ends the helper unless a connection needs it.
-func (cs *connections) noLongerLinger() {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	cs.lingering = false
-	cs.closeUnusedLocked()
 }
 
 // reportEnd waits until a connection has ended, and emits that. The error says what is left.

@@ -117,9 +117,22 @@ func (cs *connections) helperEnded(host *hostNetwork) {
 	cs.closeHelperLocked()
 }
 
+// keepHelper keeps the helper, if there is one, until done is called and no connection needs it.
+func (cs *connections) keepHelper() (done func()) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.keeping++
+	return func() {
+		cs.mu.Lock()
+		defer cs.mu.Unlock()
+		cs.keeping--
+		cs.closeUnusedLocked()
+	}
+}
+
 // closeUnusedLocked closes the helper if no connection needs it.
 func (cs *connections) closeUnusedLocked() {
-	if !cs.lingering && cs.activeLocked() == 0 {
+	if !cs.lingering && cs.keeping == 0 && cs.activeLocked() == 0 {
 		cs.closeHelperLocked()
 	}
 }
