@@ -157,6 +157,7 @@ var decoding, _ = cbor.DecOptions{UTF8: cbor.UTF8DecodeInvalid}.DecMode()
 type stream struct {
 	io.ReadWriteCloser
 	in      *bufio.Reader
+	got     []byte       // the frame that is being received, unless it is longer
 	senders atomic.Int32 // those in send
 	sending sync.Mutex   // guards what follows
 	out     *bufio.Writer
@@ -164,7 +165,8 @@ type stream struct {
 }
 
 func newStream(conn io.ReadWriteCloser) *stream {
-	return &stream{ReadWriteCloser: conn, in: bufio.NewReaderSize(conn, buffer), out: bufio.NewWriterSize(conn, buffer)}
+	return &stream{ReadWriteCloser: conn, in: bufio.NewReaderSize(conn, buffer), got: make([]byte, maxRequest),
+		out: bufio.NewWriterSize(conn, buffer)}
 }
 
 // frame encodes a Request or an Answer with so many bytes of data.
@@ -216,10 +218,13 @@ func (s *stream) receive(limit uint32, v any) error {
 	if n > limit {
 		return fmt.Errorf("%w: it has %d bytes", errFrame, n)
 	}
-	b := make([]byte, n)
+	b := s.got[:min(n, maxRequest)]
+	if n > maxRequest { // a long list
+		b = make([]byte, n)
+	}
 	_, err := io.ReadFull(s.in, b)
 	if err == nil {
-		err = decoding.Unmarshal(b, v)
+		err = decoding.Unmarshal(b, v) // which copies data
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", errFrame, err)
