@@ -252,7 +252,8 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 	if len(flags) > 0 {
 		hint := "add --reconnect to end that connection, its proxies and clones first"
 		if req.Use {
-			hint = "leave the flags out, or run `kubevpn connect --reconnect` with them first, which ends its proxies and clones"
+			hint = "leave the flags out, or run `kubevpn connect --reconnect` with them first: that ends its proxies " +
+				"and clones"
 		}
 		return api.Errorf(api.ExitUsage, "this cluster is already connected, otherwise than asked for: %s",
 			strings.Join(flags, "; ")).WithHint("%s", hint)
@@ -286,8 +287,8 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 }
 
 // differences names the settings of req that a connection that was requested otherwise, and has chosen a netstack, does
-// not have: flags, with what it has instead, and others. A request that uses any connection may have another context, image and jump host for
-// itself, and defaults of its own.
+// not have: flags, with what it has instead, and others. A request that uses any connection may have another context,
+// image and jump host for itself, and defaults of its own.
 func differences(was, req api.ConnectRequest, netstack string) (flags, names []string) {
 	keys := config.ConnectionKeys()
 	add := func(key config.Key, has string) {
