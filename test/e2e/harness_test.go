@@ -418,7 +418,7 @@ func (l *laptop) runContext(ctx context.Context, t *testing.T, argv ...string) r
 // run runs a command on the laptop, for at most 90 seconds.
 func (l *laptop) run(t *testing.T, argv ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	return l.runContext(ctx, t, argv...)
 }
