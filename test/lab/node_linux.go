@@ -71,7 +71,7 @@ func (l *Lab) writeNode(n int) error {
 	}
 	registries := filepath.Join(dir, "registries")
 	files := map[string]string{
-		"containerd.toml": containerdConfig(l.cniDir, l.snapshotterOf(fmt.Sprintf("node%d", n)), registries),
+		"containerd.toml": containerdConfig(l.cniDir, l.snapshotterOf(n), registries),
 		"root" + cniFile:  l.config.cniConfig(n),
 		"kubelet.yaml":    l.config.kubeletConfig(n, l.dir()),
 		"kube-proxy.yaml": proxy,
@@ -200,7 +200,7 @@ func (l *Lab) loadImages(ctx context.Context, n int, files ...string) error {
 		}
 		// Use standard input, because the file may be invisible on the node.
 		_, err = l.run(place, archive, "ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter",
-			l.snapshotterOf(place), "-")
+			l.snapshotterOf(n), "-")
 		archive.Close()
 		if err != nil {
 			return fmt.Errorf("loading %s: %w", file, err)

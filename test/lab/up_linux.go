@@ -162,9 +162,9 @@ func (l *Lab) prepare() error {
 	return nil
 }
 
-// snapshotterOf returns how containerd keeps containers' files in a place. A guest has them in memory.
-func (l *Lab) snapshotterOf(place string) string {
-	if l.inGuest(place) {
+// snapshotterOf returns how containerd keeps containers' files on node n. A guest has them in memory.
+func (l *Lab) snapshotterOf(n int) string {
+	if l.config.guest(n) {
 		return "overlayfs"
 	}
 	return l.snapshotter
