@@ -68,14 +68,16 @@ func newConnect(f *command.Factory) *cobra.Command {
 			"reach the cluster; needs no root and changes nothing on this machine")
 	cmd.Flags().BoolVar(&o.reconnect, "reconnect", false,
 		"end the connection to this cluster first, with its proxies and clones, if there is one")
-	cmd.MarkFlagsMutuallyExclusive("reconnect", "foreground")
-	cmd.MarkFlagsMutuallyExclusive("reconnect", "socks")
 	o.output.AddTo(cmd)
 	return cmd
 }
 
 // connect makes the connection and prints it. quiet stops the progress display.
 func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet func()) error {
+	if o.reconnect && (o.foreground || o.socks != "") {
+		return api.Errorf(api.ExitUsage, "--reconnect is for the daemon's connections, not for --foreground and --socks").
+			WithHint("leave --reconnect out")
+	}
 	var proxy net.Listener
 	if o.socks != "" { // before the login, which may ask the user
 		var err error
