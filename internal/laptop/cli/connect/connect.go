@@ -75,7 +75,8 @@ func newConnect(f *command.Factory) *cobra.Command {
 // connect makes the connection and prints it. quiet stops the progress display.
 func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet func()) error {
 	if o.reconnect && (o.foreground || o.socks != "") {
-		return api.Errorf(api.ExitUsage, "--reconnect is for the daemon's connections, not for --foreground and --socks").
+		return api.Errorf(api.ExitUsage,
+			"--reconnect is for the daemon's connections, not for --foreground and --socks").
 			WithHint("leave --reconnect out")
 	}
 	var proxy net.Listener
