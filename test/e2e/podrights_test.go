@@ -179,7 +179,7 @@ func podDeleted(t *testing.T, p *podded) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal("the flow outlives its pod")
 	}
-	r := p.root.run(t, "curl", "-sS", "--max-time", "8", "http://"+p.echo+":8080/")
+	r := p.root.run(t, "curl", "-sS", "--max-time", "20", "http://"+p.echo+":8080/")
 	t.Logf("the flow ended %v after the deletion (%v), and a request was answered %v later",
 		ended.Sub(began).Round(time.Millisecond), err, time.Since(ended).Round(time.Millisecond))
 	now := p.leaving(t)

@@ -42,8 +42,9 @@ type Via struct {
 	now       *podIntercept                    // whose session it is; guarded by podSet.mu
 }
 
-// carryTimeout limits how long a flow waits for a pod: another pod takes over within two seconds.
-const carryTimeout = 5 * time.Second
+// carryTimeout limits how long a flow waits for a pod. Another pod takes over within two seconds, but on a busy node its
+// agent takes longer to start.
+const carryTimeout = 15 * time.Second
 
 // podSession is a session that carries flows from a pod.
 type podSession struct {
