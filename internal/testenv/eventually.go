@@ -7,19 +7,21 @@ import (
 )
 
 // Poll calls check until it returns nil. After the time within it returns the last error of check. Its pauses grow
-// with the time that has passed, up to 100 ms.
+// with the time that has passed, up to 100 ms. A check that takes longer, such as a command, gets a pause of its own
+// duration, up to half a second: it must not take the processors from what it waits for.
 func Poll(within time.Duration, check func() error) error {
 	began := time.Now()
 	for {
+		asked := time.Now()
 		err := check()
 		if err == nil {
 			return nil
 		}
-		passed := time.Since(began)
+		passed, took := time.Since(began), time.Since(asked)
 		if passed > within {
 			return fmt.Errorf("after %v: %w", passed.Round(time.Millisecond), err)
 		}
-		time.Sleep(min(time.Millisecond+passed/8, 100*time.Millisecond))
+		time.Sleep(max(min(time.Millisecond+passed/8, 100*time.Millisecond), min(took, 500*time.Millisecond)))
 	}
 }
 
