@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -125,9 +126,12 @@ func limits() map[string]syscall.Rlimit {
 	return all
 }
 
-// signals returns the signals that the program's parent made it ignore or block.
+// signals returns the signals that the program's parent made it ignore or block. /proc/self is the first thread, in
+// which Go's runtime blocks all signals while it starts another thread.
 func signals() (all []string) {
-	for _, line := range words("/proc/self/status") {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for _, line := range words("/proc/thread-self/status") {
 		if strings.HasPrefix(line, "SigIgn:") || strings.HasPrefix(line, "SigBlk:") {
 			all = append(all, line)
 		}
