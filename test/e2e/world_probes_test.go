@@ -53,7 +53,7 @@ spec:
           httpGet: {path: "/moved?a=b", port: http, httpHeaders: [{name: User-Agent, value: hc}, {name: x-check, value: "1"}, {name: Accept, value: ""}]}
           periodSeconds: 1
           failureThreshold: 1
-        lifecycle: {postStart: {httpGet: {path: /, port: http}}}
+        lifecycle: {preStop: {httpGet: {path: /, port: http}}} # a postStart hook would race the application's start
 ---
 apiVersion: v1
 kind: Service
@@ -74,7 +74,7 @@ spec:
         image: APP_IMAGE
         imagePullPolicy: Never
         ports: [{containerPort: 9090, name: grpc}, {containerPort: 9001, name: raw}]
-        startupProbe: {exec: {command: [/app, -get, "http://127.0.0.1:8080/live"]}}
+        startupProbe: {exec: {command: [/app, -get, "http://127.0.0.1:8080/live"]}, timeoutSeconds: 10}
         livenessProbe: {grpc: {port: 9090}, periodSeconds: 1, failureThreshold: 3}
         readinessProbe: {tcpSocket: {port: raw}, periodSeconds: 1, failureThreshold: 1}
 ---
@@ -100,7 +100,7 @@ spec: &front
         imagePullPolicy: Never
         securityContext: {runAsUser: 1000}
         ports: [{containerPort: 8080, name: http}]
-        livenessProbe: {exec: {command: [/app, -get, "http://127.0.0.1:8080/live"]}, periodSeconds: 1, failureThreshold: 1}
+        livenessProbe: {exec: {command: [/app, -get, "http://127.0.0.1:8080/live"]}, timeoutSeconds: 10, periodSeconds: 1, failureThreshold: 1}
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -113,7 +113,7 @@ spec:
       terminationGracePeriodSeconds: 1
       containers:
       - {name: front, image: APP_IMAGE, imagePullPolicy: Never, args: [-http, "8000"], ports: [{containerPort: 8000, name: web}]}
-      - {name: app, image: APP_IMAGE, imagePullPolicy: Never, args: [-host, 127.0.0.1], livenessProbe: {exec: {command: [/app, -h]}}}
+      - {name: app, image: APP_IMAGE, imagePullPolicy: Never, args: [-host, 127.0.0.1], livenessProbe: {exec: {command: [/app, -h]}, timeoutSeconds: 10}}
 ---
 apiVersion: v1
 kind: Service
