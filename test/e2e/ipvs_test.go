@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,24 +20,17 @@ import (
 // TestIPVS runs suites with kube-proxy in IPVS mode on the node of the traffic manager, whose kernel supports it. The
 // other node has endpoints; only what a test puts there runs on it.
 func TestIPVS(t *testing.T) {
-	// Leave out suites that do not depend on the mode of kube-proxy. For the system netstack, faithful sees the
-	// masqueraded packets.
-	system := slices.DeleteFunc(slices.Concat(everywhere, whole), func(s suite) bool {
-		return s.name == "connect" || s.name == "laptops" || s.name == "names"
-	})
-	gvisor := []suite{{"reach", reachSuite}, {"services", servicesSuite}}
 	first := []suite{{"kube-proxy", ipvsSuite}, {"auto", ipvsAutoSuite}}
 	last := []suite{
 		{"endpoints", endpointsSuite},
-		{"masquerade_on_the_node", masqueradeOnNode},
 		{"bridge", bridgeSuite}, // changes a node's pod network
 		{"mixed", mixedSuite},   // last, because it leaves IPVS
 	}
-	w := newWorld(t, lab.Config{Name: "e2e-ipvs", ProxyMode: lab.ProxyIPVS, NodeModes: []lab.ProxyMode{"", lab.ProxyIPTables}}, first, system, last)
+	w := newWorld(t, lab.Config{Name: "e2e-ipvs", ProxyMode: lab.ProxyIPVS, NodeModes: []lab.ProxyMode{"", lab.ProxyIPTables}}, first, kubeProxy, last)
 	w.kubectl(t, "cordon", w.Config().NodeName(2))
 	runSuites(t, w, first)
-	t.Run("gvisor", func(t *testing.T) { runSuites(t, w.in("gvisor"), gvisor) })
-	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), system) })
+	t.Run("gvisor", func(t *testing.T) { runSuites(t, w.in("gvisor"), kubeProxy) })
+	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), kubeProxy) })
 	runSuites(t, w, last)
 }
 
@@ -264,45 +256,6 @@ spec:
 	try(system)
 }
 
-// masqueradeOnNode shows why kubevpn does not masquerade on the node: a client behind a node reaches pods through the
-// node's rules, but Services on other nodes only while netfilter tracks what IPVS sends.
-func masqueradeOnNode(t *testing.T, w *world) {
-	// Node 1 has one end of a tunnel; a client is in a namespace behind the tunnel.
-	w.afterwards(t, "node1", `
-		iptables -w -t nat -D POSTROUTING -s 192.168.77.0/24 ! -o tunnel -j MASQUERADE
-		ip link del tunnel; ip netns del behind; sysctl -qw net.ipv4.vs.conntrack=1`)
-	w.node(t, "node1", `
-		ip netns add behind
-		ip link add tunnel type veth peer name eth0 netns behind
-		ip addr add 192.168.77.1/24 dev tunnel
-		ip link set tunnel up
-		ip -n behind addr add 192.168.77.2/24 dev eth0
-		ip -n behind link set eth0 up
-		ip -n behind route add default via 192.168.77.1
-		iptables -w -t nat -A POSTROUTING -s 192.168.77.0/24 ! -o tunnel -j MASQUERADE`)
-	w.apply(t, w.endpointManifest("there", "node2", false))
-	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=120s", "pod/there")
-	pod, vip := w.pods(t, "default", "endpoint=there")[0].String(), w.clusterIP(t, "default", "there")
-	get := func(address string) error {
-		_, err := w.tryNode(t.Context(), "node1", "ip netns exec behind curl -sS -o /dev/null --max-time 2 http://%s/", address)
-		return err
-	}
-	testenv.Eventually(t, time.Minute, func() error { return get(vip) }) // with tracking, the client reaches both
-	if err := get(pod + ":8080"); err != nil {
-		t.Error(err)
-	}
-	w.conntrack(t, 0)
-	if err := get(vip); err == nil {
-		t.Error("IPVS packets are masqueraded although nothing tracks them")
-	}
-	t.Logf("ipvsadm -Lnc:\n%s", w.node(t, "node1", "ipvsadm -Lnc | grep -e Expire -e %s:80", vip))
-	if err := get(pod + ":8080"); err != nil {
-		t.Error(err)
-	}
-	w.conntrack(t, 1)
-	testenv.Eventually(t, time.Minute, func() error { return get(vip) })
-}
-
 // bridgeSuite uses a node whose pods share one bridge that bypasses netfilter. A pod then answers another pod of that
 // node past IPVS, from its own address, which the client of the ClusterIP does not expect. With cluster DNS on that
 // node, the system netstack fails the probe.
@@ -313,7 +266,7 @@ func bridgeSuite(t *testing.T, w *world) {
 		for _, args := range [][]string{
 			{"-n", "kubevpn", "delete", "pod", "-l", "app.kubernetes.io/name=kubevpn", "--grace-period=0", "--force"},
 			{"-n", "kube-system", "rollout", "restart", "deployment/coredns"},
-			{"-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s"},
+			{"-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=300s"},
 		} {
 			if _, err := w.tryKubectl(ctx, args...); err != nil {
 				return err

@@ -604,12 +604,12 @@ func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 	l.proxy(t, s, "--headers", mine+"="+me, "--port", "8080:8080")
 	intercepted := func(t *testing.T) { t.Helper(); s.taken(t, v, soon) }
 	t.Run("rollout", func(t *testing.T) { s.restart(t); intercepted(t) })
-	t.Run("scale_to_20", func(t *testing.T) {
-		s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=20")
+	t.Run("scale_to_10", func(t *testing.T) {
+		s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=10")
 		defer s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=2")
 		s.rolledOut(t)
 		intercepted(t)
-		if n := len(s.ready(t)); n != 20 {
+		if n := len(s.ready(t)); n != 10 {
 			t.Errorf("%d pods are ready", n)
 		}
 	})

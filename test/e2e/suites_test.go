@@ -17,32 +17,32 @@ type suite struct {
 	run  func(*testing.T, *world)
 }
 
-// everywhere runs in every mode of kube-proxy, and without it.
-var everywhere = []suite{
+// both runs in both netstacks, on one cluster.
+var both = []suite{
 	{"connect", connectSuite},
 	{"reach", reachSuite},
 	{"faithful", faithfulSuite},
 	{"services", servicesSuite},
 	{"names", namesSuite},
-}
-
-// once runs on one cluster, because kube-proxy is irrelevant, but in both netstacks.
-var once = []suite{
-	{"traces", tracesSuite},
-	{"foreground", foregroundSuite},
-	{"overlap", overlapSuite},
-	{"domains", domainsSuite},
 	{"roundtrips", roundTripsSuite},
 	{"faults", faultsSuite},
 	{"far", farSuite},
 	{"flows", flowsSuite},
-	{"two", twoSuite},
 }
 
-// below runs on one cluster and in one netstack. It tests what lies below both: the rights of users on a laptop, how
-// kubevpn chooses and changes transports, and how a machine resolves names, for which gvisor receives the packets in
-// either. In both netstacks, the suite faults moves flows from transport to transport.
+// kubeProxy runs in every mode of kube-proxy, and without it.
+var kubeProxy = []suite{{"reach", reachSuite}, {"services", servicesSuite}}
+
+// below runs on one cluster and in one netstack. It tests what lies below both: the rights of users on a laptop, what
+// kubevpn leaves on it, how it chooses and changes transports, which networks and names it takes, and how a machine
+// resolves names, for which gvisor receives the packets in either. In both netstacks, the suite faults moves flows from
+// transport to transport.
 var below = []suite{
+	{"traces", tracesSuite},
+	{"foreground", foregroundSuite},
+	{"overlap", overlapSuite},
+	{"domains", domainsSuite},
+	{"two", twoSuite},
 	{"user", userSuite},
 	{"transports", transportsSuite},
 	{"resolved", resolvedSuite},
@@ -103,13 +103,6 @@ var whole = []suite{
 	{"laptops", laptopsSuite},
 }
 
-// bothNetstacks first runs everywhere, first and others with the netstack that kubevpn chooses in a new namespace
-// (gvisor). It then runs everywhere and others with the system netstack, which changes the namespace.
-func bothNetstacks(t *testing.T, w *world, first, others []suite) {
-	runSuites(t, w, everywhere, first, others, auto)
-	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), everywhere, whole, others) })
-}
-
 // selected returns the suites of the lists, or only the one that KUBEVPN_E2E_SUITE names.
 func selected(lists [][]suite) []suite {
 	only := os.Getenv(suiteVariable)
@@ -125,9 +118,12 @@ func runSuites(t *testing.T, w *world, suites ...[]suite) {
 	}
 }
 
+// TestIPTables first runs with the netstack that kubevpn chooses in a new namespace (gvisor), then with the system
+// netstack, which changes the namespace.
 func TestIPTables(t *testing.T) {
-	w := newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}, everywhere, below, once, auto, whole)
-	bothNetstacks(t, w, below, once)
+	w := newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}, both, below, auto, whole)
+	runSuites(t, w, both, below, auto)
+	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), both, whole) })
 }
 
 func TestIntercepts(t *testing.T) {
@@ -138,11 +134,15 @@ func TestDev(t *testing.T) {
 	runSuites(t, newWorld(t, lab.Config{Name: "e2e-dev", ProxyMode: lab.ProxyIPTables}, dev, installing), dev, installing)
 }
 
-// TestNFTablesDualStack uses only port-forward. Elsewhere laptops choose, and prefer api-proxy while it works.
+// TestNFTablesDualStack uses only port-forward. Elsewhere laptops choose, and prefer api-proxy while it works. Kube-proxy
+// is irrelevant to gvisor, for which two families are what is new.
 func TestNFTablesDualStack(t *testing.T) {
-	first, others := []suite{{"faults", faultsSuite}}, []suite{{"isolate", isolateReachSuite}, {"ipv6", ipv6Suite}, {"proxied", proxiedSuite}}
-	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}, everywhere, first, others, auto, whole)
-	bothNetstacks(t, w.by(api.TransportPortForward), first, others)
+	others := []suite{{"isolate", isolateReachSuite}, {"ipv6", ipv6Suite}, {"proxied", proxiedSuite}}
+	gvisor := append([]suite{{"reach", reachSuite}, {"faults", faultsSuite}}, others...)
+	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}, kubeProxy, gvisor, auto, whole)
+	w = w.by(api.TransportPortForward)
+	runSuites(t, w, gvisor, auto)
+	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), kubeProxy, whole, others) })
 }
 
 // TestRoaming moves the laptop from network to network, and needs both families.
@@ -153,7 +153,7 @@ func TestRoaming(t *testing.T) {
 }
 
 func TestNoKubeProxy(t *testing.T) {
-	others := []suite{{"proxied", proxiedSuite}, {"auto", autoSuite}, {"laptops", laptopsSuite},
+	others := []suite{{"names", namesSuite}, {"proxied", proxiedSuite}, {"auto", autoSuite}, {"laptops", laptopsSuite},
 		{"doctor", doctorNoProxySuite}}
-	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}, everywhere, others), everywhere, others)
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}, kubeProxy, others), kubeProxy, others)
 }
