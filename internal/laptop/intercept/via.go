@@ -42,8 +42,8 @@ type Via struct {
 	now       *podIntercept                    // whose session it is; guarded by podSet.mu
 }
 
-// carryTimeout limits how long a flow waits for a pod. Another pod takes over within two seconds, but on a busy node its
-// agent takes longer to start.
+// carryTimeout limits how long a flow waits for a pod. Another pod takes over within two seconds, but on a busy node
+// its agent takes longer to start.
 const carryTimeout = 15 * time.Second
 
 // podSession is a session that carries flows from a pod.
