@@ -139,7 +139,7 @@ func expect(t *testing.T, r result, want string) {
 func keptGit(t *testing.T, p *podded) {
 	r := p.withVolume(t, p.eve, p.kept(), "remote:rw", `
 		cd /data; export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
-		git init -q repo; cd repo; for n in $(seq 300); do echo $n >file$n; done; ln -s file1 link; git add .; git commit -qm first
+		git init -q repo; cd repo; for n in $(seq 100); do echo $n >file$n; done; ln -s file1 link; git add .; git commit -qm first
 		git clone -q . ../copy; cd ../copy; git gc -q; git fsck --strict 2>&1; git status --porcelain; git rev-list --count HEAD; readlink link`)
 	expect(t, r, "1\nfile1")
 	out, err := exec.Command("git", "-c", "safe.directory=*", "-C", filepath.Join(p.disk, "copy"), "status", "--porcelain").CombinedOutput()
@@ -172,8 +172,8 @@ func keptPostgres(t *testing.T, p *podded) {
 	l := p.laptopOf(t, person{name: "postgres", uid: uint32(uid)})
 	l.within = p.eve.within
 	r := p.withVolume(t, l, p.kept(), "remote:rw", `
-		PATH=$PATH:`+found[0]+`; cd /data; initdb -D db -U me -A trust >/dev/null
-		begin() { postgres -D db -k "" -h 127.0.0.1 -c logging_collector=off >log 2>&1 & until psql -h 127.0.0.1 -U me -c "select 1" postgres >/dev/null 2>&1; do kill -0 $!; done; }
+		PATH=$PATH:`+found[0]+`; cd /data; initdb --no-sync -D db -U me -A trust >/dev/null # what follows syncs
+		begin() { postgres -D db -k "" -h 127.0.0.1 -c logging_collector=off >log 2>&1 & until psql -h 127.0.0.1 -U me -c "select 1" postgres >/dev/null 2>&1; do kill -0 $!; sleep 0.2; done; }
 		begin; psql -q -h 127.0.0.1 -U me -c "create table t as select generate_series(1, 10000) n" postgres
 		kill -9 $!; wait $! || true; rm db/postmaster.pid; begin
 		psql -At -h 127.0.0.1 -U me -c "select sum(n) from t" postgres; kill -INT $!; wait $!`)
@@ -187,7 +187,7 @@ func keptRedis(t *testing.T, p *podded) {
 		t.Fatal(err)
 	}
 	r := p.withVolume(t, p.eve, p.kept(), "remote:rw", `
-		mkdir /data/redis; begin() { `+server+` --dir /data/redis --port 6399 --appendonly yes --appendfsync always >/dev/null & until [ "$(redis-cli -p 6399 ping 2>&1)" = PONG ]; do kill -0 $!; done; }
+		mkdir /data/redis; begin() { `+server+` --dir /data/redis --port 6399 --appendonly yes --appendfsync always >/dev/null & until [ "$(redis-cli -p 6399 ping 2>&1)" = PONG ]; do kill -0 $!; sleep 0.1; done; }
 		begin; for n in $(seq 50); do echo "incr n"; done | redis-cli -p 6399 >/dev/null; redis-cli -p 6399 bgrewriteaof >/dev/null
 		redis-cli -p 6399 incr n >/dev/null; kill -9 $!; wait $! || true; begin; redis-cli -p 6399 get n; redis-cli -p 6399 shutdown; wait $!`)
 	expect(t, r, "51")
