@@ -26,8 +26,9 @@ const (
 	// gatewayPrefix, with a number, is the name of a gateway's container. A container that has ended stays in its pod's
 	// specification, and its name with it.
 	gatewayPrefix = "gateway-"
-	// handoverTimeout limits the time from the gateway's start until the manager has its device.
-	handoverTimeout = time.Minute
+	// handoverTimeout limits the time from the gateway's start until the manager has its device. The gateway runs many
+	// programs, which a busy node with slow processors starts slowly.
+	handoverTimeout = 2 * time.Minute
 
 	stepGateway = "Adding the gateway"
 )
