@@ -53,14 +53,14 @@ func checkIPVS(t *testing.T, l *Lab) {
 				within = []string{"ip", "netns", "exec", namespace}
 			}
 			for _, a := range services {
-				page := output(t, l, place, append(within, "curl", "--silent", "--max-time", "5", fmt.Sprintf("http://%s/", netip.AddrPortFrom(a, 80)))...)
+				page := output(t, l, place, append(within, "curl", "--silent", "--max-time", "20", fmt.Sprintf("http://%s/", netip.AddrPortFrom(a, 80)))...)
 				if !strings.Contains(page, `"host":"web-`) {
 					t.Errorf("%s %s: %s answers %q", place, namespace, a, page)
 				}
 			}
 			for i, f := range l.config.Families() {
 				kind := []string{"A", "AAAA"}[i]
-				answer := output(t, l, place, append(within, "dig", "+short", "+time=5", "+tries=1", "@"+f.ClusterDNS.String(), "web.default.svc.cluster.local", kind)...)
+				answer := output(t, l, place, append(within, "dig", "+short", "+time=5", "+tries=3", "@"+f.ClusterDNS.String(), "web.default.svc.cluster.local", kind)...)
 				if want := services[i].String() + "\n"; answer != want {
 					t.Errorf("%s %s: %s says that web is %q, want %q", place, namespace, f.ClusterDNS, answer, want)
 				}
