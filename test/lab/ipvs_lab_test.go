@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"kubevpn/internal/testenv"
 )
@@ -28,18 +29,22 @@ func checkIPVS(t *testing.T, l *Lab) {
 		if l.config.proxyMode(n) != ProxyIPVS {
 			continue
 		}
-		table := output(t, l, place, "ipvsadm", "-Ln")
-		for _, a := range services {
-			// The scheduler is the one of the lab's settings.
-			if want := fmt.Sprintf("TCP  %s lc", netip.AddrPortFrom(a, 80)); !strings.Contains(table, want) {
-				t.Errorf("%s has no virtual server %q:\n%s", place, want, table)
-			}
+		var servers []string
+		for _, a := range services { // the scheduler is the one of the lab's settings
+			servers = append(servers, fmt.Sprintf("TCP  %s lc", netip.AddrPortFrom(a, 80)))
 		}
 		for _, b := range backends {
-			if want := fmt.Sprintf("-> %s ", netip.AddrPortFrom(b, 8080)); !strings.Contains(table, want) {
-				t.Errorf("%s has no real server %q:\n%s", place, want, table)
-			}
+			servers = append(servers, fmt.Sprintf("-> %s ", netip.AddrPortFrom(b, 8080)))
 		}
+		testenv.Eventually(t, time.Minute, func() error { // in a guest, kube-proxy serves one family long before the other
+			table := output(t, l, place, "ipvsadm", "-Ln")
+			for _, want := range servers {
+				if !strings.Contains(table, want) {
+					return fmt.Errorf("%s has no %q:\n%s", place, want, table)
+				}
+			}
+			return nil
+		})
 		if got := output(t, l, place, "sysctl", "-n", "net.ipv4.conf.all.arp_ignore"); got != "1\n" {
 			t.Errorf("%s: ipvs.strictARP is set, and arp_ignore is %q", place, got)
 		}
