@@ -369,7 +369,7 @@ func (a *api) workloadReady(ctx context.Context) error {
 }
 
 // answers checks that the lab works: the laptop reaches the API server and the outside, and on each node the cluster's
-// Services work if there is a kube-proxy.
+// Services work in each family if there is a kube-proxy, which serves the families independently.
 func (l *Lab) answers(ctx context.Context) error {
 	f := l.config.Families()[0]
 	type target struct {
@@ -383,7 +383,9 @@ func (l *Lab) answers(ctx context.Context) error {
 	}
 	if l.config.ProxyMode != ProxyNone {
 		for n := 1; n <= l.config.Nodes; n++ {
-			targets = append(targets, target{fmt.Sprintf("node%d", n), netip.AddrPortFrom(f.ClusterDNS, 53)})
+			for _, f := range l.config.Families() {
+				targets = append(targets, target{fmt.Sprintf("node%d", n), netip.AddrPortFrom(f.ClusterDNS, 53)})
+			}
 		}
 	}
 	for _, t := range targets {
