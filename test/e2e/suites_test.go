@@ -137,11 +137,10 @@ func TestDev(t *testing.T) {
 // TestNFTablesDualStack uses only port-forward. Elsewhere laptops choose, and prefer api-proxy while it works. Kube-proxy
 // is irrelevant to gvisor, for which two families are what is new.
 func TestNFTablesDualStack(t *testing.T) {
-	others := []suite{{"isolate", isolateReachSuite}, {"ipv6", ipv6Suite}, {"proxied", proxiedSuite}}
-	gvisor := append([]suite{{"reach", reachSuite}, {"faults", faultsSuite}}, others...)
-	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}, kubeProxy, gvisor, auto, whole)
+	first, others := []suite{{"reach", reachSuite}, {"faults", faultsSuite}}, []suite{{"isolate", isolateReachSuite}, {"ipv6", ipv6Suite}, {"proxied", proxiedSuite}}
+	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}, kubeProxy, first, others, auto, whole)
 	w = w.by(api.TransportPortForward)
-	runSuites(t, w, gvisor, auto)
+	runSuites(t, w, first, others, auto)
 	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), kubeProxy, whole, others) })
 }
 
