@@ -141,7 +141,7 @@ func isFrom(from unix.Sockaddr, addr netip.Addr) bool {
 func (p *pingSocket) close() { p.conn.Close() }
 
 // nextHopTimeout limits endsAtNextHop where the node sends no ICMP errors. A busy node needs a part of it.
-const nextHopTimeout = 500 * time.Millisecond
+const nextHopTimeout = 2 * time.Second
 
 // endsAtNextHop reports whether addr is an address of the next hop, which is the node. It sends a ping that lives for
 // one hop: a node that would have to forward it reports that it has expired. Its own address answers, or with

@@ -9,8 +9,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// nodeServesTimeout limits the dial of a ClusterIP. The kernel repeats a SYN after a second, if the first one is lost.
-const nodeServesTimeout = 1200 * time.Millisecond
+// nodeServesTimeout limits the dial of a ClusterIP. The kernel repeats a lost SYN after a second, and after three.
+const nodeServesTimeout = 3200 * time.Millisecond
 
 // NodeServes dials a ClusterIP as any program in the pod does. Its result (ManagerState.NodeServes) proves whether the
 // node serves ClusterIPs, and IPVS, which makes a ClusterIP an address of the node. It is empty if vip is invalid.
