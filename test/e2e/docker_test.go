@@ -513,7 +513,9 @@ func dockedDetached(t *testing.T, d *docked) {
 	}
 	defer master.Close()
 	var seen testenv.Buffer
+	read := make(chan struct{})
 	go func() {
+		defer close(read)
 		_, _ = master.WriteTo(&seen) // fails when the last user closes the terminal
 	}()
 	if _, err := master.WriteString("echo be''gun\n"); err != nil {
@@ -527,6 +529,7 @@ func dockedDetached(t *testing.T, d *docked) {
 	go func() {
 		defer close(ended)
 		_ = cmd.Wait() // the test checks the exit code
+		<-read         // what it wrote last
 	}()
 	select {
 	case <-ended:
