@@ -37,9 +37,12 @@ const MaxQuote = maxErrorLen4 - IPv4HeaderLen - icmpHeaderLen
 
 // ICMP types (RFC 792, RFC 4443).
 const (
-	icmpEchoReply   = 0
-	icmpUnreachable = 3
-	icmpEchoRequest = 8
+	icmpEchoReply        = 0
+	icmpUnreachable      = 3
+	icmpRedirect         = 5
+	icmpEchoRequest      = 8
+	icmpTimeExceeded     = 11
+	icmpParameterProblem = 12
 
 	icmp6Unreachable      = 1
 	icmp6ParameterProblem = 4
