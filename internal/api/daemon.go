@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"net/netip"
 	"time"
+
+	"kubevpn/pkg/datapath/packet"
 )
 
 // ConnectRequest asks the daemon for a connection. A second request for the same cluster returns the same connection
@@ -47,6 +49,9 @@ type ConnectSettings struct {
 	Scheduler    string         `json:"scheduler"`              // of balancer: its name in IPVS
 	ExtraCIDRs   []netip.Prefix `json:"extraCIDRs,omitempty"`   // masked; routed into the tunnel, too
 	ExcludeCIDRs []netip.Prefix `json:"excludeCIDRs,omitempty"` // masked; never routed into the tunnel
+	// Map maps networks of the cluster in any case. NoMap maps none: one that overlaps a local network is an error.
+	Map   []packet.Mapping `json:"map,omitempty"`
+	NoMap bool             `json:"noMap,omitempty"`
 	// Cluster DNS answers names under ExtraDomains, and never those under ExcludeDomains. In lower case, without dots
 	// at their ends.
 	ExtraDomains   []string `json:"extraDomains,omitempty"`
@@ -115,18 +120,20 @@ type Connection struct {
 	Netstack       string           `json:"netstack"`
 	NetstackReason string           `json:"netstackReason"`
 	// of kube-proxy: "iptables", "nftables", "ipvs", "none", "served" (of an unknown kind) or "unknown"
-	ProxyMode        string         `json:"proxyMode"`
-	Transport        string         `json:"transport"` // the transport in use: "direct", "port-forward (spdy)"
-	Transports       []Transport    `json:"transports"`
-	Seconds          float64        `json:"roundTripSeconds,omitempty"` // to the manager; by the last few heartbeats
-	Device           string         `json:"device"`
-	Via              *Via           `json:"via,omitempty"` // from where connections leave; nil: the traffic manager
-	Addresses        []netip.Addr   `json:"addresses"`
-	CIDRs            []netip.Prefix `json:"cidrs"` // networks that are routed into the tunnel
-	Since            time.Time      `json:"since"`
-	ManagerNamespace string         `json:"managerNamespace"`
-	ManagerPod       string         `json:"managerPod"`
-	ManagerVersion   string         `json:"managerVersion"`
+	ProxyMode  string         `json:"proxyMode"`
+	Transport  string         `json:"transport"` // the transport in use: "direct", "port-forward (spdy)"
+	Transports []Transport    `json:"transports"`
+	Seconds    float64        `json:"roundTripSeconds,omitempty"` // to the manager; by the last few heartbeats
+	Device     string         `json:"device"`
+	Via        *Via           `json:"via,omitempty"` // from where connections leave; nil: the traffic manager
+	Addresses  []netip.Addr   `json:"addresses"`
+	CIDRs      []netip.Prefix `json:"cidrs"` // networks of the cluster that are routed into the tunnel
+	// parts of CIDRs that programs of this machine know by other addresses, because something else here has them
+	Mappings         packet.Mappings `json:"mappings,omitempty"`
+	Since            time.Time       `json:"since"`
+	ManagerNamespace string          `json:"managerNamespace"`
+	ManagerPod       string          `json:"managerPod"`
+	ManagerVersion   string          `json:"managerVersion"`
 	// what happens to ClusterIPs: "resolved by kubevpn", "dialed as they are: ..."
 	Services string `json:"services"`
 	// an admin limits which pods laptops reach

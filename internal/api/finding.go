@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"kubevpn/pkg/datapath/packet"
 )
 
 // Verdict is the result of one check.
@@ -65,6 +67,7 @@ func (d *Diagnosis) Failed() *Finding {
 // Foresight is what the routes of a connection would be.
 type Foresight struct {
 	Routes   []netip.Prefix
-	Overlap  *Error // with which `kubevpn connect` would fail; nil: it would not overlap a network of this machine
+	Mappings packet.Mappings // of parts of Routes
+	Overlap  *Error          // with which `kubevpn connect` would fail; nil: no network of this machine overlaps
 	Warnings []string
 }

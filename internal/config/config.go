@@ -21,6 +21,8 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/process/version"
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/wire/sshjump"
 )
@@ -107,6 +109,8 @@ const (
 	KeyMode             Key = "mode"
 	KeyExtraCIDRs       Key = "extraCIDRs"
 	KeyExcludeCIDRs     Key = "excludeCIDRs"
+	KeyMap              Key = "map"
+	KeyNoMap            Key = "noMap"
 	KeyExtraDomains     Key = "extraDomains"
 	KeyExcludeDomains   Key = "excludeDomains"
 	KeyAllowInbound     Key = "allowInbound"
@@ -158,6 +162,12 @@ func settings() []setting {
 			func(c *Config) *[]netip.Prefix { return &c.ExtraCIDRs }).ofConnection().fromCluster(),
 		list(KeyExcludeCIDRs, "exclude-cidr", "network that is not routed into the cluster", prefix,
 			func(c *Config) *[]netip.Prefix { return &c.ExcludeCIDRs }).ofConnection().fromCluster(),
+		list(KeyMap, "map", "network of the cluster that programs of this machine reach at other addresses, "+
+			"CLUSTER=LOCAL, of the same size", networkMapping,
+			func(c *Config) *[]packet.Mapping { return &c.Map }).ofConnection(),
+		value(KeyNoMap, "no-map", "fail if a network of the cluster overlaps a local one, instead of mapping it",
+			yesOrNo,
+			func(c *Config) *bool { return &c.NoMap }).ofConnection(),
 		list(KeyExtraDomains, "extra-domain",
 			"domain whose names cluster DNS answers and whose addresses are routed into the cluster", extraDomain,
 			func(c *Config) *[]string { return &c.ExtraDomains }).ofConnection().fromCluster(),
@@ -348,6 +358,8 @@ func AddFlags(cmd *cobra.Command, keys ...Key) {
 			flags.StringSlice(s.flag, nil, s.usage+"; may be repeated")
 		case key == KeyYes:
 			flags.BoolP(s.flag, "y", false, s.usage)
+		case key == KeyNoMap:
+			flags.Bool(s.flag, false, s.usage)
 		default:
 			flags.String(s.flag, s.text(&defaults), s.usage)
 		}
@@ -391,6 +403,27 @@ func yesOrNo(s string) (bool, error) {
 		return false, fmt.Errorf("%q is invalid: must be true or false", s)
 	}
 	return yes, nil
+}
+
+// networkMapping parses CLUSTER=LOCAL.
+func networkMapping(s string) (m packet.Mapping, err error) {
+	cluster, local, found := strings.Cut(s, "=")
+	if !found {
+		return m, fmt.Errorf("%q is not CLUSTER=LOCAL; write it like 10.20.0.0/16=198.18.0.0/16", s)
+	}
+	if m.Cluster, err = prefix(cluster); err != nil {
+		return m, err
+	}
+	if m.Local, err = prefix(local); err != nil {
+		return m, err
+	}
+	if m.Cluster.Bits() != m.Local.Bits() || m.Cluster.Addr().Is4() != m.Local.Addr().Is4() {
+		return m, fmt.Errorf("%v and %v are not of the same size", m.Cluster, m.Local)
+	}
+	if !routable.Space().ContainsPrefix(m.Local) {
+		return m, fmt.Errorf("%v is outside of private address space", m.Local)
+	}
+	return m, nil
 }
 
 func inbound(s string) (i api.Inbound, err error) { return i, i.UnmarshalText([]byte(s)) }

@@ -216,6 +216,10 @@ func foreseen(seen api.Foresight) api.Finding {
 		return warning("programs do not reach that part of the cluster",
 			"kubevpn connect --extra-cidr CIDR   # routes it, and hides the local network", "%s", seen.Warnings[i])
 	}
+	if len(seen.Mappings) > 0 {
+		return check.OK("other hosts here have addresses of the cluster, so programs reach the cluster's at others "+
+			"(CLUSTER=HERE): %s", api.Some(seen.Mappings, shown))
+	}
 	routes := slices.Clone(seen.Routes)
 	slices.SortFunc(routes, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
 	return check.OK("free on this machine: %s", api.Some(routes, shown))

@@ -211,6 +211,7 @@ func (j *judge) taken(format string, args ...any) api.Finding {
 func (j *judge) route() api.Finding {
 	t, c := j.Trip, j.Connection
 	to, device := t.To.Addr(), cmp.Or(j.Trip.Device, "no interface")
+	here := c.Mappings.ToLocal(to)
 	switch {
 	case !to.IsValid():
 		return check.Skipped("no address")
@@ -220,8 +221,14 @@ func (j *judge) route() api.Finding {
 		return check.OK("%v leaves the pod by %s", to, device)
 	case c.Device == "":
 		return check.Skipped("the connection has no device on this machine")
+	case t.Device == c.Device && here != to:
+		return check.OK("%v of the cluster is %v on this machine, and goes to %s", to, here, t.Device)
 	case t.Device == c.Device:
 		return check.OK("%v goes to %s", to, t.Device)
+	case here != to:
+		return check.Failed(api.ExitRouteTaken, "%v goes to %s: %[1]v of the cluster is %v on this machine, where "+
+			"something else has that network", to, device, here).
+			WithFix("Use a name, or %v. `kubevpn status` lists what is mapped.", here)
 	case slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.Contains(to) }):
 		return check.Failed(api.ExitRouteTaken, "%v goes to %s, not to %s: another VPN or route has taken it", to,
 			device, c.Device).

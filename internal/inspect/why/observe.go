@@ -149,20 +149,34 @@ func (o *observer) observe(ctx context.Context) {
 	all.Wait()
 }
 
-// send runs an errand where the request comes from. If it is not run, the report is empty, and the facts say why.
+// send runs an errand where the request comes from. If it is not run, the report is empty, and the facts say why. On
+// this machine it goes to mapped addresses, and the report has those of the cluster.
 func (o *observer) send(ctx context.Context, e trip.Errand) trip.Report {
-	run := o.here
+	run, mappings := o.here, o.Connection.Mappings
 	if o.Pod != nil {
-		run = o.Run
+		run, mappings = o.Run, nil
 		if deadline, ok := ctx.Deadline(); ok {
 			e.Timeout = max(time.Until(deadline)-tripTime, judgePause)
 		}
+	}
+	e.Dial = slices.Clone(e.Dial)
+	for i, to := range e.Dial {
+		e.Dial[i] = netip.AddrPortFrom(mappings.ToLocal(to.Addr()), to.Port())
 	}
 	r, err := run(ctx, e)
 	if err != nil {
 		o.set(func(f *facts) { f.Unsent = api.AsError(err) })
 		return trip.Report{}
 	}
+	r.Result.To = netip.AddrPortFrom(mappings.ToCluster(r.Result.To.Addr()), r.Result.To.Port())
+	for i, a := range r.Result.Addresses {
+		r.Result.Addresses[i] = mappings.ToCluster(a)
+	}
+	dials := map[netip.AddrPort]trip.Step{}
+	for to, step := range r.Dials {
+		dials[netip.AddrPortFrom(mappings.ToCluster(to.Addr()), to.Port())] = step
+	}
+	r.Dials = dials
 	return r
 }
 
@@ -195,6 +209,9 @@ func serviceOf(host string, c api.Connection) (namespace, name string, certain b
 // readTarget reads the Service or pod that the host stands for, and the objects that belong to it.
 func (o *observer) readTarget(ctx context.Context, host string) {
 	if ip, err := netip.ParseAddr(host); err == nil {
+		if o.Pod == nil {
+			ip = o.Connection.Mappings.ToCluster(ip)
+		}
 		o.readAddress(ctx, ip)
 	} else if o.Name != "" {
 		o.Service = get(ctx, o, objectServices, o.Name, o.Kube.CoreV1().Services(o.Namespace).Get)
@@ -234,7 +251,7 @@ func (o *observer) askClusterDNS(ctx context.Context) {
 		return
 	}
 	name := fmt.Sprintf("%s.%s.svc.%s.", o.Name, o.Namespace, dns.Domain)
-	at := netip.AddrPortFrom(dns.Servers[0], 53).String()
+	at := netip.AddrPortFrom(o.Connection.Mappings.ToLocal(dns.Servers[0]), 53).String() // asked by this machine
 	o.ClusterDNS.Addresses, _, o.ClusterDNS.Lookup = o.lookup(ctx, name, at)
 }
 

@@ -108,7 +108,8 @@ func (c *checker) targets(ctx context.Context) probeTargets {
 		t.Pod = state.ProbePod
 	}
 	if state.ProbeName != "" && state.ProbeVIP.IsValid() {
-		t.Name, t.IP = state.ProbeName+".svc."+state.DNSDomain, []netip.Addr{state.ProbeVIP.Addr()}
+		t.Name = state.ProbeName + ".svc." + state.DNSDomain
+		t.IP = []netip.Addr{c.mappings.now().ToLocal(state.ProbeVIP.Addr())}
 	}
 	if c.cfg.Network.DomainTaken(state.DNSDomain) {
 		t.Taken = true

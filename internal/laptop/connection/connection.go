@@ -66,6 +66,8 @@ type Network interface {
 	// CreateTUN must have created the device, and its descriptor must be open. SetLink returns what applies to the
 	// whole machine afterwards. It fails with api.ExitOverlap if a route overlaps a route of another connection.
 	SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error)
+	// Others returns the links of the other connections.
+	Others() []api.Link
 	// RemoveLink undoes SetLink. Call it before the device closes: the network state contains the links of all
 	// connections, and nobody can apply it while it names a device that does not exist. RemoveLink returns nil if the
 	// connection has no link.
@@ -126,6 +128,7 @@ type shared struct {
 	flows     *flows                      // written by the netstack's dialer
 	namespace *wakeup.Value[string]       // in which short names are looked up first; written by SetNamespace
 	reached   *wakeup.Value[[]netip.Addr] // of the manager, outside of the tunnel; written by direct
+	mappings  *appliedMappings            // as applied; written by routes
 	via       Via                         // nil: flows leave from the traffic manager; never changes after New
 	changed   wakeup.Signal               // wakes routes: something that the plan depends on may have changed
 }
@@ -174,6 +177,7 @@ func newConnection(cfg Config) *Connection {
 		cfg: &cfg, log: cfg.Logger, cluster: of, pods: cfg.Prepared.pods,
 		view: new(wakeup.Value[view]), current: new(current), names: newNames(), namespace: new(wakeup.Value[string]),
 		reached: new(wakeup.Value[[]netip.Addr]), changed: wakeup.NewSignal(), flows: new(flows),
+		mappings: new(appliedMappings),
 	}
 	s.status = newStatus(&cfg, api.Connection{
 		ID: of.ConnectionID(), Cluster: of.Name(), ClusterID: of.ID(), Server: of.Server(), Context: of.Context(),

@@ -21,6 +21,8 @@ import (
 const (
 	// removeTimeout limits the removal of the link.
 	removeTimeout = 5 * time.Second
+	// maxPlans limits the plans after the first one, each of which another connection has made obsolete.
+	maxPlans = 3
 	// tunnels limits the tunnels of one machine, for all users together.
 	tunnels = 64
 )
@@ -52,10 +54,12 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return err
 	}
-	device, err := tun.Adopt(f, f.Name(), mtu)
+	opened, err := tun.Adopt(f, f.Name(), mtu)
 	if err != nil {
 		return err
 	}
+	r.device = &tun.Mapped{Device: opened}
+	var device tun.Device = r.device
 	stack, err := netstack.New(netstack.Config{Device: device, Dialer: r.dialer(), Forwarder: r.packets, Logger: r.log})
 	if err != nil {
 		return errors.Join(err, device.Close())
@@ -65,7 +69,13 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return r.runStack(ctx, stack, device) })
 	g.Go(func() error { r.packets.run(ctx); return nil })
 	r.zone.serve = func(at netip.Addr) (func(), error) { return r.serveDNS(ctx, g, stack, at) }
-	if err := r.apply(ctx, p); err != nil {
+	err = r.apply(ctx, p)
+	for tries := 0; tries < maxPlans && api.AsError(err) != nil && api.AsError(err).Code == api.ExitOverlap; tries++ {
+		if p, err = r.firstPlan(); err == nil { // another connection has come meanwhile
+			err = r.apply(ctx, p)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	done("%s, names by way of %s", device.Name(), r.applied.ResolverMode)

@@ -91,8 +91,14 @@ type LocalSockets struct {
 //	TCP in packet streams      the kernel's counts and round trip of the socket
 //	other packets              recently used addresses and ports; nothing counts their bytes
 func (c *Connection) Flows(local LocalSockets) []api.Flow {
+	mappings := c.mappings.now()
+	local.List = slices.Clone(local.List) // other connections map others
 	l := &flowList{to: c.packets.steering.Load(), local: local, bySource: map[socketKey]*sockets.Socket{},
 		down: c.status.reconnecting()}
+	for i := range l.local.List { // flows have the cluster's addresses
+		s := &l.local.List[i]
+		s.Remote = netip.AddrPortFrom(mappings.ToCluster(s.Remote.Addr()), s.Remote.Port())
+	}
 	l.index()
 	l.transport, _ = c.transports.describe(time.Time{})
 	paths := append([]string{c.pods.Transport()}, c.transports.used()...)

@@ -17,13 +17,13 @@ func Foresee(found client.CIDRs, r api.ConnectRequest, path []netip.Addr, device
 	inPod bool) (api.Foresight, error) {
 	p, err := plan(networks{
 		Cluster: slices.Concat(found.Pods, found.Services), Extra: r.ExtraCIDRs, Exclude: r.ExcludeCIDRs, Path: path,
-		Consent: r.Consent.Networks, InPod: inPod,
+		Consent: r.Consent.Networks, InPod: inPod, NoMap: r.NoMap, Map: r.Map,
 		Overlaps: func(p []netip.Prefix) ([]route.Overlap, error) { return route.Overlaps(p, devices) },
 	})
 	if err != nil {
 		return api.Foresight{}, err
 	}
-	out := api.Foresight{Routes: p.Routes, Warnings: p.Warnings}
+	out := api.Foresight{Routes: p.Routes, Mappings: p.Mappings, Warnings: p.Warnings}
 	if len(p.Overlaps) > 0 {
 		out.Overlap = overlapError(p.Overlaps)
 	}

@@ -42,7 +42,7 @@ func newTestConnection(t *testing.T) *Connection {
 	}
 	log := slog.New(slog.DiscardHandler)
 	return newConnection(Config{
-		Progress: func(api.Event) {}, Logger: log, Prepared: newPrepared(api.ConnectRequest{}, c, log),
+		Progress: func(api.Event) {}, Logger: log, Network: new(quiet), Prepared: newPrepared(api.ConnectRequest{}, c, log),
 	})
 }
 
@@ -312,6 +312,8 @@ type still struct {
 	links, zones int
 	others       []netip.Prefix // that other connections have reserved
 }
+
+func (n *still) Others() []api.Link { return nil }
 
 func (n *still) Reserve(networks []netip.Prefix) []netip.Prefix {
 	for _, p := range networks {

@@ -44,22 +44,46 @@ func (c *Config) netstack() string {
 	return cmp.Or(c.Request.Netstack, api.NetstackAuto)
 }
 
-// overlaps returns the local networks that overlap prefixes, except those of the connection's own device.
+// overlaps returns the local networks that overlap prefixes, except those of the connection's own device. All that
+// another connection routes is one: it would lose what is more specific here.
 func (s *shared) overlaps(prefixes []netip.Prefix) ([]route.Overlap, error) {
 	if s.cfg.isolated() || s.cfg.proxied() {
 		return nil, nil
 	}
-	found, err := route.Overlaps(prefixes, []string{s.packets.deviceName()})
+	others, ignore := s.cfg.Network.Others(), []string{s.packets.deviceName()}
+	for _, link := range others {
+		ignore = append(ignore, link.Name)
+	}
+	found, err := route.Overlaps(prefixes, ignore)
 	if err != nil {
 		return nil, fmt.Errorf("reading this machine's routes: %w", err)
 	}
+	for _, link := range others {
+		for _, r := range link.Routes {
+			for _, p := range prefixes {
+				if p.Overlaps(r) {
+					found = append(found, route.Overlap{Kind: route.OverlapRoute, Prefix: p, Other: r, Link: link.Name})
+				}
+			}
+		}
+	}
 	return found, nil
+}
+
+// dialMapped dials an address of the cluster as programs do.
+func (s *shared) dialMapped(ctx context.Context, network, address string) (net.Conn, error) {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, err
+	}
+	at = netip.AddrPortFrom(s.mappings.now().ToLocal(at.Addr()), at.Port())
+	return new(net.Dialer).DialContext(ctx, network, at.String())
 }
 
 // prober returns a prober that resolves and dials as programs do: through the device, or with dial if they use a proxy.
 func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.Conn, error)) prober {
 	p := prober{
-		dial:     new(net.Dialer).DialContext,
+		dial:     s.dialMapped,
 		resolver: &net.Resolver{PreferGo: true, Dial: dialNameserver}, // no cache and no NSS plugin in between
 	}
 	if s.cfg.isolated() {

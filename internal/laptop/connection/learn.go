@@ -109,6 +109,10 @@ func (r *routes) known() networks {
 		Inner:    r.packets.steering.Load().inner,
 		Hosts:    r.hosts.wanted(),
 		InPod:    r.cluster.InPod(),
+		NoMap:    r.cfg.Request.NoMap || r.cfg.proxied() || r.cfg.isolated(), // or else nothing overlaps
+		Map:      r.cfg.Request.Map,
+		Mapped:   r.planned.Mappings,
+		Taken:    slices.Concat(v.lease.Networks, v.state.InnerNetworks),
 		Overlaps: r.overlaps,
 	}
 	if r.cfg.proxied() {

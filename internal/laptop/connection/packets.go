@@ -32,6 +32,7 @@ type steering struct {
 	gateway  *api.Gateway   // the last one that the manager had; by handshake
 	inner    []netip.Prefix // networks of laptops; by routes
 	routed   *netipx.IPSet  // the cluster's networks if the device is isolated, else nil; by routes
+	ended    []netip.Prefix // networks whose flows of whole packets end; by routes
 	system   bool           // the system netstack is in use; by chooser
 	foreign  bool           // the device may send from other addresses: it is isolated; never changes
 	open     inbound        // flows that others may begin; never changes
@@ -59,7 +60,8 @@ func (s *steering) mtu() int {
 
 // whole reports whether a packet to dst crosses the tunnel whole.
 func (s *steering) whole(dst netip.Addr) bool {
-	if dst == s.resolver || dst == s.resolver.Next() || s.routed != nil && !s.routed.Contains(dst) {
+	if dst == s.resolver || dst == s.resolver.Next() || covers(s.ended, dst) ||
+		s.routed != nil && !s.routed.Contains(dst) {
 		return false
 	}
 	if dst.Is4() && s.system4() || dst.Is6() && s.system6() {

@@ -11,6 +11,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
+	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/host/route"
 )
@@ -26,9 +27,14 @@ type networks struct {
 	// Path are the addresses that the connection needs outside of the tunnel: the API server, a proxy, name servers,
 	// and the traffic manager where the transport direct reaches it.
 	Path  []netip.Addr
-	Inner []netip.Prefix // inner networks; those of IPv6 are routed if the cluster has IPv6
-	Own   []netip.Addr   // addresses inside the tunnel at which the laptop's resolver answers
-	Hosts []netip.Addr   // of names under the extra domains
+	Inner []netip.Prefix   // inner networks; those of IPv6 are routed if the cluster has IPv6
+	Own   []netip.Addr     // addresses inside the tunnel at which the laptop's resolver answers
+	Hosts []netip.Addr     // of names under the extra domains
+	NoMap bool             // --no-map: what overlaps a local network is an error
+	Map   []packet.Mapping // --map
+	// Mapped are the mappings in use, and Taken further networks in which no new one may have a place.
+	Mapped packet.Mappings
+	Taken  []netip.Prefix
 	// InPod says that this machine is a pod of the cluster: local networks that overlap the cluster's are part of them.
 	InPod bool
 	// Overlaps finds the local networks that prefixes would hide. Nil: there are none.
@@ -37,12 +43,15 @@ type networks struct {
 
 // planned is the result of plan.
 type planned struct {
+	// Routes, Cluster and Hosts have addresses as the cluster knows them. Programs of this machine know those of
+	// Mappings by others.
 	Routes   []netip.Prefix        // masked, sorted, without overlap, at most routable.MaxRoutes
 	Named    []netip.Prefix        // the public networks in which routes may be, because the user allowed them
 	Cluster  []netip.Prefix        // pods, Services and DNS servers, whether or not the user excludes them
 	Found    bool                  // Routes has more than the tunnel's own networks
 	Ask      []client.CIDR         // public networks that the cluster states and the user has not allowed
-	Overlaps []route.Overlap       // of Routes with local networks
+	Mappings packet.Mappings       // of parts of Routes
+	Overlaps []route.Overlap       // of Routes with local networks, if they are not mapped
 	Hosts    map[netip.Addr]string // why a host is not routed; empty: it is
 	Withheld map[netip.Addr]bool   // the hosts of those that a name of the cluster must not lead to either
 	Warnings []string
@@ -58,10 +67,11 @@ func (n networks) hasIPv6() bool {
 // plan decides which prefixes are routed into the tunnel: pods, Services, cluster DNS, inner networks and the extra
 // ones, without the excluded ones. It also excludes single addresses that the connection needs outside of the tunnel.
 //
-//	stated by the cluster  private or allowed ─▶ routed     public ─▶ Ask        meets a local network ─▶ Overlaps
-//	guessed                private or allowed ─▶ routed     public ─▶ a warning  meets a local network ─▶ shrinks, warns
+//	stated by the cluster  private or allowed ─▶ routed     public ─▶ Ask        meets a local network ─▶ Mappings
+//	guessed                private or allowed ─▶ routed     public ─▶ a warning  meets a local network ─▶ Mappings
 //
-// In a pod of the cluster, a stated network that meets a local one shrinks and warns as well: the pod is in it.
+// Without mapping, a stated network that meets a local one is in Overlaps, and a guessed one shrinks and warns. In a
+// pod of the cluster, both shrink and warn: the pod is in them.
 //
 // Nothing that the cluster says makes plan fail: an error comes from the function Overlaps.
 func plan(n networks) (planned, error) {
@@ -81,6 +91,9 @@ func plan(n networks) (planned, error) {
 		}
 	}
 	if err := p.addHosts(); err != nil {
+		return planned{}, err
+	}
+	if err := p.mapOverlaps(); err != nil {
 		return planned{}, err
 	}
 	return p.out, nil
@@ -215,7 +228,11 @@ func (p *planner) addHosts() error {
 		return err
 	}
 	for _, o := range found {
-		withhold(o.Prefix.Addr(), o.String())
+		if p.maps() && !covers(p.out.Routes, o.Prefix.Addr()) {
+			p.out.Overlaps = append(p.out.Overlaps, o)
+		} else if !p.maps() {
+			withhold(o.Prefix.Addr(), o.String())
+		}
 	}
 	for _, h := range add {
 		switch {
@@ -273,6 +290,10 @@ func (p *planner) shrink() error {
 	found, err := p.overlaps(p.out.Routes)
 	if err != nil {
 		return err
+	}
+	if p.maps() {
+		p.out.Overlaps = found
+		return nil
 	}
 	wanted, guessed := p.wanted(), routable.Set(&p.guessed)
 	shrunk := false

@@ -195,7 +195,7 @@ func TestPlanRoutesOnlyPermittedNetworks(t *testing.T) {
 		},
 		{
 			name: "a guess that meets a local network shrinks",
-			in:   networks{Cluster: slices.Concat(stated("10.244.1.0/24"), guessed("192.168.1.0/24 10.0.5.0/24")), Overlaps: lan("192.168.1.0/24 10.0.5.128/25")},
+			in:   networks{NoMap: true, Cluster: slices.Concat(stated("10.244.1.0/24"), guessed("192.168.1.0/24 10.0.5.0/24")), Overlaps: lan("192.168.1.0/24 10.0.5.128/25")},
 			want: "10.0.5.0/25 10.244.1.0/24",
 			warnings: []string{
 				"10.0.5.128/25 is not routed: it is guessed from addresses seen in the cluster, and 10.0.5.0/24 overlaps the network 10.0.5.128/25 of wlan0",
@@ -267,7 +267,7 @@ func TestConsentErrorNamesNetworksAndSource(t *testing.T) {
 }
 
 func TestStatedNetworkThatOverlapsLocalOneEndsConnect(t *testing.T) {
-	got, err := plan(networks{Cluster: slices.Concat(stated("10.244.0.0/24"), guessed("10.244.1.0/24")), Overlaps: lan("10.244.0.0/16")})
+	got, err := plan(networks{NoMap: true, Cluster: slices.Concat(stated("10.244.0.0/24"), guessed("10.244.1.0/24")), Overlaps: lan("10.244.0.0/16")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -385,6 +385,10 @@ func checkPlanned(t *testing.T, in networks, got planned) {
 	if in.Overlaps == nil {
 		return
 	}
+	if !in.NoMap {
+		checkMapped(t, in, got)
+		return
+	}
 	found, err := in.Overlaps(got.Routes)
 	if err != nil {
 		t.Fatal(err)
@@ -430,7 +434,7 @@ func TestHelperAcceptsWhateverPlanReturns(t *testing.T) {
 	}
 	sources := []client.Source{client.FromNodes, client.FromServiceCIDR, client.FromAnswer, client.FromServices, client.FromPods}
 	for range 3000 {
-		in := networks{Extra: list(2), Exclude: list(2), Consent: list(2), Inner: list(1)}
+		in := networks{Extra: list(2), Exclude: list(2), Consent: list(2), Inner: list(1), NoMap: r.IntN(2) == 0}
 		for _, p := range list(6) {
 			in.Cluster = append(in.Cluster, client.CIDR{Prefix: p, Source: sources[r.IntN(len(sources))]})
 		}
@@ -578,7 +582,7 @@ func TestMatchDomainsAreBounded(t *testing.T) {
 
 func TestHostsAreRoutedOnlyIfPermitted(t *testing.T) {
 	in := networks{
-		Cluster: stated("10.96.0.0/16 10.244.1.0/24"), Consent: prefixes("203.0.113.0/24"), Exclude: prefixes("10.20.9.0/24"),
+		NoMap: true, Cluster: stated("10.96.0.0/16 10.244.1.0/24"), Consent: prefixes("203.0.113.0/24"), Exclude: prefixes("10.20.9.0/24"),
 		Path: addrs("10.0.0.1"), Overlaps: lan("192.168.1.0/24 10.20.2.0/24"),
 		Hosts: addrs("10.20.1.4 10.20.1.5 10.96.7.7 fd00:20::5 203.0.113.9 192.168.1.7 10.20.2.3 10.20.9.9 10.0.0.1 8.8.8.8 169.254.169.254 127.0.0.1"),
 	}

@@ -16,6 +16,7 @@ import (
 	"kubevpn/internal/kube/client"
 	"kubevpn/pkg/datapath/netstack"
 	"kubevpn/pkg/datapath/routable"
+	"kubevpn/pkg/datapath/tun"
 	"kubevpn/pkg/host/route"
 	"kubevpn/pkg/wakeup"
 )
@@ -41,6 +42,7 @@ type routes struct {
 	*shared
 	zone    *zone
 	stack   atomic.Pointer[netstack.Stack]
+	device  *tun.Mapped  // nil: none
 	own     client.CIDRs // what the user's own rights show; zero unless the manager lacks rights
 	planned planned      // as applied
 	link    api.Link     // as applied
@@ -147,9 +149,13 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	if err := r.zone.serveAt(v.lease.Resolver); err != nil {
 		return err
 	}
-	match, search, left := r.zone.domains(v.state.DNSDomain, p.Cluster)
+	routes, reverse := p.local(p.Routes), slices.Clone(p.Cluster)
+	for _, m := range p.Mappings {
+		reverse = append(reverse, m.Local)
+	}
+	match, search, left := r.zone.domains(v.state.DNSDomain, reverse)
 	link := api.Link{
-		Name: r.packets.deviceName(), MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named,
+		Name: r.packets.deviceName(), MTU: r.packets.steering.Load().mtu(), Routes: routes, Named: p.Named,
 		Resolver: v.lease.Resolver, MatchDomains: match, SearchDomains: search,
 	}
 	switch {
@@ -159,8 +165,9 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 		link.Names = r.podNames()
 		r.steerIsolated(p.Routes)
 	default:
-		link.Addrs = linkAddrs(v.lease, p.Routes)
+		link.Addrs = linkAddrs(v.lease, routes)
 	}
+	r.remap(ctx, p)
 	if !reflect.DeepEqual(link, r.link) {
 		applied, err := r.cfg.Network.SetLink(ctx, link)
 		if err != nil {
@@ -174,13 +181,14 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 		}
 	}
 	// Names follow the link: a link that the helper rejects gets none.
-	if err := r.zone.set(v.state, p.Cluster); err != nil {
+	if err := r.zone.set(v.state, reverse); err != nil {
 		return err
 	}
 	r.planned = p
 	r.hosts.routes.Store(&p.Routes)
 	r.status.change(func(report *report) {
 		report.shown.Device, report.shown.CIDRs, report.shown.Addresses = link.Name, p.Routes, nil
+		report.shown.Mappings = p.Mappings
 		for _, a := range link.Addrs {
 			report.shown.Addresses = append(report.shown.Addresses, a.Addr())
 		}

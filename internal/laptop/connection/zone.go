@@ -19,6 +19,7 @@ type zone struct {
 	nameservers *dns.Nameservers // cluster DNS, through the tunnel
 	cache       *dns.Cache       // of their answers
 	servers     []netip.AddrPort // as nameservers has them
+	answers     *mappedNames     // what programs are told of them
 	applied     dns.Zone         // as the machine's resolver has it
 
 	// serve answers DNS at an address inside the tunnel until stop is called; nil before there is a netstack.
@@ -31,6 +32,7 @@ func newZone(s *shared, dial func(ctx context.Context, network string, addr neti
 	nameservers := dns.NewNameservers(dns.NameserversConfig{Name: s.cluster.ID(), Dial: dial, Logger: s.log})
 	z := &zone{shared: s, nameservers: nameservers, cache: dns.NewCache(nameservers, s.status.reconnecting)}
 	s.names.forget, s.hosts.next = z.cache.Forget, z.cache
+	z.answers = &mappedNames{next: s.hosts, mappings: s.mappings}
 	return z
 }
 
@@ -84,7 +86,7 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 		z.cache.Forget(nil)
 	}
 	next := dns.Zone{Name: z.cluster.ConnectionID(), Domain: state.DNSDomain, Extra: z.cfg.Request.ExtraDomains,
-		Exclude: z.cfg.Request.ExcludeDomains, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.hosts}
+		Exclude: z.cfg.Request.ExcludeDomains, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.answers}
 	if z.names.known() != nobody {
 		next.Services = z.names.index
 	}

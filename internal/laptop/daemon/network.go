@@ -216,6 +216,18 @@ func overlap(a, b []netip.Prefix) (netip.Prefix, netip.Prefix, bool) {
 	return netip.Prefix{}, netip.Prefix{}, false
 }
 
+// Others returns the links of the other connections whose device exists.
+func (n *scopedNetwork) Others() (links []api.Link) {
+	n.host.mu.Lock()
+	defer n.host.mu.Unlock()
+	for _, other := range n.host.scopes {
+		if other != n && other.link != nil && n.host.present(other.link.Name) {
+			links = append(links, *other.link)
+		}
+	}
+	return links
+}
+
 // RemoveLink removes the link of the connection. After an error the next change, or the end of the helper, removes it.
 func (n *scopedNetwork) RemoveLink(ctx context.Context) error {
 	h := n.host

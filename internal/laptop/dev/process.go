@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path"
@@ -27,6 +28,7 @@ import (
 
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/podenv"
+	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/host/sandbox"
 	"kubevpn/pkg/wakeup"
 )
@@ -58,6 +60,7 @@ type Program struct {
 	box    *sandbox.Sandbox
 	remote *remoteVolumes
 	fresh  podenv.Following
+	vars   []podenv.Variable    // of the container
 	names  chan sandbox.Network // the name resolution of the program, and each that replaces it; nil: this machine's
 }
 
@@ -108,7 +111,7 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	if cfg.Names {
 		names = make(chan sandbox.Network, 2)
 	}
-	return &Program{cfg: cfg, box: box, remote: remote, names: names, fresh: podenv.Following{
+	return &Program{cfg: cfg, box: box, remote: remote, vars: variables, names: names, fresh: podenv.Following{
 		Readers: []*podenv.Reader{r}, Volumes: volumes, Problems: more, Running: cfg.Running, Warn: cfg.Warn,
 		Tick: cfg.tick,
 	}}, nil
@@ -171,6 +174,36 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 			}
 		}
 	}
+}
+
+// mapAddresses gives the container's variables that are an address, ADDRESS:PORT, or SCHEME://ADDRESS:PORT, such as
+// those of Services, the addresses by which this machine reaches the cluster. Call it before Run.
+func (p *Program) mapAddresses(mappings packet.Mappings) {
+	if len(mappings) == 0 {
+		return
+	}
+	vars, quiet := slices.Clone(p.vars), p.cfg
+	for i := range vars {
+		vars[i].Value = mapAddress(vars[i].Value, mappings)
+	}
+	quiet.Warn = func(string) {}
+	p.box.SetEnv(environment(quiet, vars))
+}
+
+func mapAddress(value string, mappings packet.Mappings) string {
+	scheme, rest, found := strings.Cut(value, "://")
+	if !found {
+		scheme, rest = "", value
+	} else {
+		scheme += "://"
+	}
+	if a, err := netip.ParseAddr(rest); err == nil && mappings.ToLocal(a) != a {
+		return scheme + mappings.ToLocal(a).String()
+	}
+	if at, err := netip.ParseAddrPort(rest); err == nil && mappings.ToLocal(at.Addr()) != at.Addr() {
+		return scheme + netip.AddrPortFrom(mappings.ToLocal(at.Addr()), at.Port()).String()
+	}
+	return value
 }
 
 // keptFromImage reports whether environment omits a variable of the image without a warning.

@@ -162,6 +162,7 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	if !begin() {
 		return 0, ctx.Err()
 	}
+	p.mapAddresses(c.Mappings)
 	r.resolve(held, p, c, released)
 	r.Quiet()
 	status, err := p.Run(context.WithoutCancel(ctx))

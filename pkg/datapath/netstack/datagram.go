@@ -150,13 +150,15 @@ func (d *datagrams) deliver(key flowKey, pkt *stack.PacketBuffer, payload buffer
 	}
 }
 
-// endAll ends all flows. Call it after the last deliver.
-func (d *datagrams) endAll() {
+// end ends the flows to the addresses that match.
+func (d *datagrams) end(match func(remote netip.Addr) bool) {
 	d.mu.Lock()
 	flows := slices.Collect(maps.Values(d.flows))
 	d.mu.Unlock()
 	for _, f := range flows {
-		f.end()
+		if match(f.key.dst.Addr()) {
+			f.end()
+		}
 	}
 }
 

@@ -120,6 +120,6 @@ func TestQueuedDatagramsAreBounded(t *testing.T) {
 	if most := int64(maxQueued + 2*len(payload) + queueOverhead); queued > most || queued < maxQueued/2 {
 		t.Errorf("%d bytes wait, want about %d", queued, maxQueued)
 	}
-	s.datagrams.endAll()
+	s.datagrams.end(func(netip.Addr) bool { return true })
 	testenv.Until(t, "nothing waits", func() bool { return s.datagrams.queued.Load() == 0 })
 }

@@ -200,7 +200,8 @@ func (s *Stack) shutdown() {
 	s.ended = true
 	s.mu.Unlock()
 
-	s.datagrams.endAll()
+	all := func(netip.Addr) bool { return true }
+	s.datagrams.end(all)
 	done := make(chan struct{})
 	go func() {
 		s.flows.Wait()
@@ -208,15 +209,39 @@ func (s *Stack) shutdown() {
 	}()
 	// A dial that ends at this moment may register its endpoint after the others were aborted, hence the loop.
 	for {
-		for _, ep := range s.gv.RegisteredEndpoints() {
-			ep.Abort()
-		}
+		s.abortTCP(all)
 		select {
 		case <-done:
 			s.gv.Close()
 			s.gv.Wait()
 			return
 		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// Abort ends the flows to the remote addresses that match, TCP connections by an RST on both sides.
+func (s *Stack) Abort(match func(remote netip.Addr) bool) {
+	s.mu.Lock()
+	running := s.gv != nil && !s.ended
+	s.mu.Unlock()
+	if running {
+		s.datagrams.end(match)
+		s.abortTCP(match)
+	}
+}
+
+// abortTCP resets the connections whose end in the stack, which has the remote address, matches.
+func (s *Stack) abortTCP(match func(remote netip.Addr) bool) {
+	for _, ep := range s.gv.RegisteredEndpoints() {
+		var remote netip.Addr // invalid: of no connection
+		if e, ok := ep.(tcpip.Endpoint); ok {
+			if at, err := e.GetLocalAddress(); err == nil && at.Addr.Len() > 0 {
+				remote = addrOf(at.Addr)
+			}
+		}
+		if match(remote) {
+			ep.Abort()
 		}
 	}
 }

@@ -196,6 +196,9 @@ func New(cfg Config) (*Sandbox, error) {
 	return &Sandbox{cfg}, nil
 }
 
+// SetEnv replaces the environment of Config. Call it before a sandbox starts.
+func (s *Sandbox) SetEnv(env []string) { s.cfg.Env = env }
+
 // ExitStatus is the exit status of the program.
 type ExitStatus struct {
 	Code   int            // the exit code, or 128 plus the signal's number, as in a shell

@@ -135,6 +135,13 @@ func isZoneType(qtype uint16) bool {
 	return false
 }
 
+// ReverseAddr returns the address of a name under in-addr.arpa or ip6.arpa.
+func ReverseAddr(name string) (netip.Addr, bool) {
+	key, err := keyOf(strings.TrimSuffix(name, "."))
+	p, ok := reversePrefix(key)
+	return p.Addr(), err == nil && ok && p.IsSingleIP()
+}
+
 // reversePrefix reads the key of a name under in-addr.arpa or ip6.arpa: 3.2.1.10.in-addr.arpa is
 // 10.1.2.3/32, 1.10.in-addr.arpa is 10.1.0.0/16. Labels in front of the address (b._dns-sd._udp) are ignored.
 func reversePrefix(key string) (netip.Prefix, bool) {

@@ -165,6 +165,9 @@ func printConnected(w io.Writer, c *api.Connection) {
 		through = "the proxy"
 	}
 	fmt.Fprintf(w, "  networks  %s through %s\n", cmp.Or(api.Join(c.CIDRs), "none"), through)
+	for _, m := range c.Mappings {
+		fmt.Fprintf(w, "  mapped    %v of the cluster is %v here\n", m.Cluster, m.Local)
+	}
 	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n",
 		strings.Join(slices.Concat([]string{c.DNS.Domain}, c.DNS.ExtraDomains), ", *."), c.DNS.Mode)
 	if c.SOCKS != nil {

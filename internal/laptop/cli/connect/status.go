@@ -150,6 +150,9 @@ func (o *statusOptions) details(c api.Connection) []string {
 	if c.Via != nil {
 		lines = append(lines, "connections leave "+viaText(c.Via))
 	}
+	for _, m := range c.Mappings {
+		lines = append(lines, fmt.Sprintf("%v of the cluster is %v on this machine", m.Cluster, m.Local))
+	}
 	if o.output.Wide() {
 		if c.NetstackReason != "" {
 			lines = append(lines, "netstack "+c.Netstack+": "+c.NetstackReason)

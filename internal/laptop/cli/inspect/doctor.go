@@ -38,7 +38,8 @@ func newDoctor(f *command.Factory) *cobra.Command {
 	}
 	o.kube.AddTo(cmd, f)
 	command.Section(cmd, command.SectionConnection, func(*pflag.FlagSet) {
-		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs)
+		config.AddFlags(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs,
+			config.KeyMap, config.KeyNoMap)
 	})
 	o.output.AddTo(cmd)
 	return cmd
