@@ -509,9 +509,9 @@ func (l *laptop) connection(t *testing.T) api.Connection {
 	return s.Connections[0]
 }
 
-// volatile matches the parts that differ between two snapshots of an unchanged machine: counters, ages, device indexes.
+// volatile matches the parts that differ between two snapshots of an unchanged machine: counters, ages, timers, device indexes.
 // ip looks up the names of all network namespaces, and complains about one that another program removes at that time.
-var volatile = regexp.MustCompile(`packets \d+ bytes \d+|expires \d+sec|valid_lft \S+|preferred_lft \S+|\[\d+:\d+\]|(?m)^# .*$|` +
+var volatile = regexp.MustCompile(`packets \d+ bytes \d+|(gc|hello|tcn|topology_change)_timer +\S+|expires \d+sec|valid_lft \S+|preferred_lft \S+|\[\d+:\d+\]|(?m)^# .*$|` +
 	`^Error: Peer netns reference is invalid\.\n`)
 
 // snapshot returns every part of the laptop's network configuration that a VPN could change.

@@ -24,16 +24,9 @@ func ipv6Suite(t *testing.T, w *world) {
 		return
 	}
 	t.Run("manager_s_pod_forwards_IPv6", func(t *testing.T) {
-		c := l.connection(t)
-		w.kubectl(t, "-n", c.ManagerNamespace, "delete", "pod", c.ManagerPod, "--grace-period=0", "--force")
-		l.must(t, "kubevpn", "disconnect", "--all")
-		l.connect(t, "--netstack", "gvisor") // to a pod without a gateway
-		c = l.connection(t)
-		gateway := w.placeOf(t, netip.MustParseAddr(w.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.status.podIP}")))
-		gateway.must(t, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
-		l.must(t, "kubevpn", "disconnect", "--all")
+		l.forwardIPv6(t)
 		l.connect(t)
-		c = l.connection(t)
+		c := l.connection(t)
 		if len(c.Warnings) > 0 || len(c.Addresses) != 2 {
 			t.Fatalf("IPv6 is not carried: addresses %v, warnings %q", c.Addresses, c.Warnings)
 		}
@@ -62,6 +55,19 @@ func ipv6Suite(t *testing.T, w *world) {
 			t.Error(r)
 		}
 	})
+}
+
+// forwardIPv6 has a new pod of the traffic manager forward IPv6. The laptop is connected before, and not afterwards.
+func (l *laptop) forwardIPv6(t *testing.T) {
+	t.Helper()
+	c := l.connection(t)
+	l.kubectl(t, "-n", c.ManagerNamespace, "delete", "pod", c.ManagerPod, "--grace-period=0", "--force")
+	l.must(t, "kubevpn", "disconnect", "--all")
+	l.connect(t, "--netstack", "gvisor") // to a pod without a gateway
+	c = l.connection(t)
+	pod := l.placeOf(t, netip.MustParseAddr(l.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.status.podIP}")))
+	pod.must(t, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
+	l.must(t, "kubevpn", "disconnect", "--all")
 }
 
 // ipv6Reached checks what every netstack carries, and returns the addresses of a Service and of a pod.

@@ -137,7 +137,7 @@ func TestDev(t *testing.T) {
 // TestNFTablesDualStack uses only port-forward. Elsewhere laptops choose, and prefer api-proxy while it works. Kube-proxy
 // is irrelevant to gvisor, for which two families are what is new.
 func TestNFTablesDualStack(t *testing.T) {
-	first, others := []suite{{"reach", reachSuite}, {"faults", faultsSuite}}, []suite{{"isolate", isolateReachSuite}, {"ipv6", ipv6Suite}, {"proxied", proxiedSuite}}
+	first, others := []suite{{"reach", reachSuite}, {"faults", faultsSuite}}, []suite{{"isolate", isolateReachSuite}, {"ipv6", ipv6Suite}, {"mapped", mappedSuite}, {"proxied", proxiedSuite}}
 	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}, kubeProxy, first, others, auto, whole)
 	w = w.by(api.TransportPortForward)
 	runSuites(t, w, first, others, auto)
