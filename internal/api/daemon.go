@@ -17,7 +17,9 @@ type ConnectRequest struct {
 	Credential *Credential `json:"credential,omitempty"`
 	Context    string      `json:"context"`
 	Namespace  string      `json:"namespace"`
-	Upgrade    bool        `json:"upgrade,omitempty"`
+	// Name is the label under which names always mean this cluster: NAME.NAMESPACE.LABEL. Empty: made of Context.
+	Name    string `json:"name,omitempty"`
+	Upgrade bool   `json:"upgrade,omitempty"`
 	ConnectSettings
 	// Via is a workload of the namespace, as TYPE/NAME: connections leave from inside one of its pods. Empty: from the
 	// traffic manager.
@@ -204,8 +206,10 @@ type Transport struct {
 
 // DNSStatus describes how the names of the cluster are resolved.
 type DNSStatus struct {
-	Mode    ResolverMode `json:"mode"`
-	Domain  string       `json:"domain"`
+	Mode   ResolverMode `json:"mode"`
+	Domain string       `json:"domain"`
+	// Alias is the label under which names always mean this cluster: web.shop.ALIAS. Empty: none.
+	Alias   string       `json:"alias,omitempty"`
 	Servers []netip.Addr `json:"servers"`
 	// the nameserver of programs with a search list of their own: it gives names no namespace
 	Programs netip.Addr `json:"programs,omitzero"`

@@ -461,10 +461,11 @@ func TestTextOfTheClusterIsCleanAndBounded(t *testing.T) {
 }
 
 func TestHostsOfServices(t *testing.T) {
-	c := api.Connection{Namespace: "mine", DNS: api.DNSStatus{Domain: "cluster.local"}}
+	c := api.Connection{Namespace: "mine", DNS: api.DNSStatus{Domain: "cluster.local", Alias: "prod"}}
 	for host, want := range map[string]string{
 		"web": "mine/web true", "web.shop": "shop/web false", "web.shop.": "shop/web false", "WEB.shop.svc": "shop/web true",
 		"web.shop.svc.cluster.local": "shop/web true", "db-0.db.shop.svc": "shop/db true", "10.96.0.1": "/ false",
+		"web.shop.prod": "shop/web false", "web.shop.svc.prod": "shop/web true", "db-0.db.shop.svc.prod": "shop/db true",
 		"www.example.com": "/ false", "10-1-2-3.shop.pod.cluster.local": "/ false",
 	} {
 		namespace, name, certain := serviceOf(host, c)

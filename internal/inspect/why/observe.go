@@ -193,6 +193,9 @@ func serviceOf(host string, c api.Connection) (namespace, name string, certain b
 		return "", "", false
 	}
 	short := strings.TrimSuffix(strings.ToLower(host), ".")
+	if c.DNS.Alias != "" {
+		short = strings.TrimSuffix(short, "."+c.DNS.Alias)
+	}
 	short, full := strings.CutSuffix(short, "."+c.DNS.Domain)
 	short, certain = strings.CutSuffix(short, ".svc")
 	parts := strings.Split(short, ".")

@@ -193,6 +193,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 			report.shown.Addresses = append(report.shown.Addresses, a.Addr())
 		}
 		report.shown.DNS = api.DNSStatus{Mode: r.applied.ResolverMode, Domain: v.state.DNSDomain,
+			Alias:   alias(&r.cfg.Request),
 			Servers: v.state.DNSServers, ExtraDomains: r.cfg.Request.ExtraDomains,
 			ExcludeDomains: r.cfg.Request.ExcludeDomains, Programs: v.lease.Resolver.Next()}
 	})

@@ -1,12 +1,14 @@
 package connection
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/osdns"
@@ -59,7 +61,11 @@ func (z *zone) domains(domain string, reverse []netip.Prefix) (match, search []s
 		return nil, nil, 0
 	}
 	extra := z.cfg.Request.ExtraDomains
-	match, left = matchDomains(append([]string{domain}, extra...), reverseDomains(reverse), z.names.matchable())
+	domains := append([]string{domain}, extra...)
+	if alias := alias(&z.cfg.Request); alias != "" {
+		domains = append(domains, alias)
+	}
+	match, left = matchDomains(domains, reverseDomains(reverse), z.names.matchable())
 	search = []string{z.namespace.Load() + ".svc." + domain, "svc." + domain, domain}
 	// The helper rejects some domains, for example public suffixes. One of them must not keep it from the others.
 	// The cluster does not answer for excluded ones.
@@ -67,6 +73,21 @@ func (z *zone) domains(domain string, reverse []netip.Prefix) (match, search []s
 		return osdns.CheckDomain(d) != nil || dns.IsUnderAny(d, z.cfg.Request.ExcludeDomains)
 	}
 	return slices.DeleteFunc(match, rejected), slices.DeleteFunc(search, rejected), left
+}
+
+// alias returns the label under which names always mean the cluster, made of the context's name unless the user has
+// chosen one. It returns "" if nothing of that can be a label, or if it is a top-level domain outside of the cluster.
+func alias(r *api.ConnectRequest) string {
+	label := strings.Trim(strings.Map(func(c rune) rune {
+		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' {
+			return c
+		}
+		return '-'
+	}, strings.ToLower(cmp.Or(r.Name, r.Context))), "-")
+	if !isLabel(label) || dns.ClaimsTLD(label) {
+		return ""
+	}
+	return label
 }
 
 // set tells the machine's resolver which names are this cluster's, if that has changed.
@@ -85,8 +106,9 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 		z.nameservers.SetAddrs(servers)
 		z.cache.Forget(nil)
 	}
-	next := dns.Zone{Name: z.cluster.ConnectionID(), Domain: state.DNSDomain, Extra: z.cfg.Request.ExtraDomains,
-		Exclude: z.cfg.Request.ExcludeDomains, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.answers}
+	next := dns.Zone{Name: z.cluster.ConnectionID(), Alias: alias(&z.cfg.Request), Domain: state.DNSDomain,
+		Extra: z.cfg.Request.ExtraDomains, Exclude: z.cfg.Request.ExcludeDomains, Namespace: z.namespace.Load(),
+		Reverse: reverse, Cluster: z.answers}
 	if z.names.known() != nobody {
 		next.Services = z.names.index
 	}

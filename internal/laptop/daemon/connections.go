@@ -298,6 +298,9 @@ func differences(was, req api.ConnectRequest, netstack string) (flags, names []s
 			names = append(names, string(key))
 		}
 	}
+	if req.Name != "" && req.Name != was.Name {
+		flags = append(flags, fmt.Sprintf("--name %s, and it has %s", req.Name, cmp.Or(was.Name, "none")))
+	}
 	if !req.Use {
 		keys = append(keys, config.KeySSHJump)
 		if req.Via != was.Via {

@@ -278,7 +278,7 @@ func (n *scopedNetwork) DomainTaken(domain string) bool {
 		case z == nil:
 		case other == n:
 			return false
-		case strings.EqualFold(z.Domain, domain) || slices.Contains(z.Extra, domain):
+		case strings.EqualFold(z.Domain, domain) || slices.Contains(z.Extra, domain) || z.Alias == domain:
 			return true
 		}
 	}

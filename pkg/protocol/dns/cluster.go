@@ -43,6 +43,9 @@ func (r *Resolver) askCluster(ctx context.Context, q *dns.Msg, rt route) (reply 
 	if !followsAliases(asked.Qtype) {
 		return reply, false, nil
 	}
+	if !rt.short {
+		name = asked.Name // of the records, also of a name with an alias
+	}
 	if err := r.chase(withoutOrigin(ctx), q, reply, name); err != nil {
 		return nil, false, err
 	}
@@ -55,7 +58,11 @@ func (r *Resolver) askInOrder(ctx context.Context, asks []ask, q *dns.Msg,
 	for _, a := range asks {
 		full = name
 		if a.suffix != "" {
-			full = strings.ToLower(dns.Fqdn(name)) + a.suffix
+			full = strings.ToLower(dns.Fqdn(name))
+			if a.cut {
+				full = strings.TrimSuffix(full, a.zone.alias+".")
+			}
+			full += a.suffix
 		}
 		resp, err = r.exchange(ctx, a.zone, q, full)
 		if err != nil || !isNoName(resp) {
@@ -95,6 +102,9 @@ func (r *Resolver) exchange(ctx context.Context, z *zone, q *dns.Msg, name strin
 
 // replyWith makes the reply to q out of a cluster's answer for name. Records of the answer are shared with it.
 //
+// A name under the alias of a zone has the records of the full name: a resolver that followed an alias by itself would
+// ask the first cluster.
+//
 // A short name becomes an alias of the full name, and the other records belong to the full name, also the SOA record
 // of a negative answer (RFC 2308 section 2). The reply for a short name that does not exist has neither, so that no
 // client caches it: the Service may be created in a moment.
@@ -102,10 +112,11 @@ func replyWith(q, resp *dns.Msg, name string, short bool) *dns.Msg {
 	reply := new(dns.Msg).SetReply(q)
 	reply.RecursionAvailable = true
 	reply.Rcode = resp.Rcode
-	if short && isNoName(resp) {
+	asked := q.Question[0]
+	renamed := !strings.EqualFold(asked.Name, name)
+	if renamed && isNoName(resp) {
 		return reply
 	}
-	asked := q.Question[0]
 	if short {
 		alias := &dns.CNAME{
 			Hdr:    dns.RR_Header{Name: asked.Name, Rrtype: dns.TypeCNAME, Class: dns.ClassINET, Ttl: ttlOf(resp)},
@@ -121,14 +132,16 @@ func replyWith(q, resp *dns.Msg, name string, short bool) *dns.Msg {
 		reply.Answer = make([]dns.RR, 0, len(resp.Answer))
 		for _, rr := range resp.Answer {
 			// Clients that vary the case of letters want the name back as they wrote it.
-			if h := rr.Header(); h.Name != asked.Name && strings.EqualFold(h.Name, asked.Name) {
+			if h := rr.Header(); h.Name != asked.Name && strings.EqualFold(h.Name, name) {
 				rr = dns.Copy(rr)
 				rr.Header().Name = asked.Name
 			}
 			reply.Answer = append(reply.Answer, rr)
 		}
 	}
-	reply.Ns = append([]dns.RR(nil), resp.Ns...)
+	if short || !renamed {
+		reply.Ns = append([]dns.RR(nil), resp.Ns...)
+	}
 	for _, rr := range resp.Extra {
 		if rr.Header().Rrtype != dns.TypeOPT {
 			reply.Extra = append(reply.Extra, rr)

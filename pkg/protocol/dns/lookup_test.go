@@ -72,6 +72,48 @@ func TestLookupAsksWhereANameBelongs(t *testing.T) {
 	}
 }
 
+// Two clusters have the same names. The first one answers for them, unless the name ends with an alias.
+func TestAliasAlwaysMeansItsCluster(t *testing.T) {
+	zone := func(alias, web string) dns.Zone {
+		index := new(dns.Index)
+		index.Apply(true, map[string][]string{"default": {"web"}, "billing": {"web"}, "staging": {"db"}}, nil)
+		return dns.Zone{Name: alias, Alias: alias, Domain: "cluster.local", Services: index, Cluster: records{
+			"web.default.svc.cluster.local.": {web}, "web.billing.svc.cluster.local.": {web}, "pod-0.web.billing.svc.cluster.local.": {web},
+			"new.billing.svc.cluster.local.": {web}, "db.staging.svc.cluster.local.": {"10.0.0.9"},
+			"10-0-0-1.billing.pod.cluster.local.": {web},
+		}}
+	}
+	r := dns.New(dns.Config{Outside: records{"web.shop.example.": {"192.0.2.1"}, "example.": {"192.0.2.2"}, "production.": {"192.0.2.3"}}})
+	if err := r.SetZones([]dns.Zone{zone("staging", "10.0.0.1"), zone("Production", "10.0.0.2")}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"web.billing": "10.0.0.1", "web.billing.svc.cluster.local": "10.0.0.1",
+		"web.billing.production": "10.0.0.2", "WEB.Billing.Production.": "10.0.0.2", "web.billing.staging": "10.0.0.1",
+		"web.billing.svc.production": "10.0.0.2", "pod-0.web.billing.production": "10.0.0.2", "web.production": "10.0.0.2",
+		"new.billing.production":          "10.0.0.2", // which no list has yet
+		"10-0-0-1.billing.pod.production": "10.0.0.2",
+		"missing.billing.production":      "", "production": "192.0.2.3", "web.shop.example": "192.0.2.1",
+		"db.staging": "10.0.0.9", // a namespace of both clusters
+	} {
+		got, err := r.Lookup(t.Context(), name)
+		var missing *net.DNSError
+		if text := strings.Trim(fmt.Sprint(got), "[]"); text != want || (want == "") != (errors.As(err, &missing) && missing.IsNotFound) {
+			t.Errorf("%s: %s, %v; want %q", name, text, err, want)
+		}
+		q := new(mdns.Msg).SetQuestion(mdns.Fqdn(name), mdns.TypeA)
+		reply, err := r.ServeDNS(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Programs get the name back that they have asked for: another resolver would follow an alias to the first cluster.
+		if strings.HasSuffix(strings.ToLower(name), "production") && want != "" &&
+			(len(reply.Answer) != 1 || reply.Answer[0].Header().Name != mdns.Fqdn(name)) {
+			t.Errorf("%s: %v", name, reply)
+		}
+	}
+}
+
 // Whoever may write an EndpointSlice can give a name of the cluster any address.
 func TestLookupDropsAddressesThatTheClusterDoesNotRoute(t *testing.T) {
 	index := new(dns.Index)

@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -23,10 +24,12 @@ type route struct {
 // isOutside reports whether the query goes upstream, at least at first.
 func (rt route) isOutside() bool { return len(rt.asks) == 0 || rt.late }
 
-// ask is one question to one cluster: for the query's name followed by suffix.
+// ask is one question to one cluster: for the query's name, without the alias of the zone at its end if cut is set,
+// followed by suffix.
 type ask struct {
 	zone   *zone
 	suffix string
+	cut    bool
 }
 
 // zones is the ordered list of the connections' zones. It is immutable.
@@ -37,11 +40,12 @@ type zones []*zone
 func (zs zones) programs(of *zone) zones {
 	out := make(zones, 0, len(zs))
 	for _, z := range zs {
-		if z == of || z.domain != of.domain {
-			without := *z
-			without.namespace = ""
-			out = append(out, &without)
+		without := *z
+		without.namespace = ""
+		if z != of && z.domain == of.domain {
+			without.domains = nil // only its alias is left
 		}
+		out = append(out, &without)
 	}
 	return out
 }
@@ -52,6 +56,8 @@ func (zs zones) route(q question) route {
 	if len(zs) == 0 || q.key == "" {
 		return route{}
 	}
+	aliases := zs
+	zs = slices.DeleteFunc(slices.Clone(zs), func(z *zone) bool { return z.domains == nil })
 	// A name under a domain of a cluster stays inside for every class and type.
 	if rt, ok := zs.full(q.key); ok {
 		return rt
@@ -67,7 +73,45 @@ func (zs zones) route(q question) route {
 		}
 		return route{}
 	}
-	return zs.shortName(q)
+	if rt := zs.shortName(q); len(rt.asks) > 0 && !rt.guess {
+		return rt
+	} else if aliased, ok := aliases.aliased(q.key); ok {
+		return aliased
+	} else {
+		return rt
+	}
+}
+
+// aliased routes a name under the alias of a zone. It needs no index.
+func (zs zones) aliased(key string) (route, bool) {
+	for _, z := range zs {
+		relative, ok := strings.CutSuffix(key, "."+z.alias)
+		if z.alias == "" || !ok || !isPlain(relative) {
+			continue
+		}
+		var buf [maxLabels]string
+		n, ok := splitKey(relative, &buf)
+		if !ok {
+			continue
+		}
+		suffixes := z.expand(buf[:n])
+		if len(suffixes) == 0 {
+			switch last := buf[n-1]; {
+			case last == "svc" || last == "pod":
+				suffixes = []string{z.under()}
+			case n == 1:
+				suffixes = []string{z.under(cmp.Or(z.namespace, "default"), "svc")}
+			default:
+				suffixes = []string{z.under("svc")}
+			}
+		}
+		var rt route
+		for _, suffix := range suffixes {
+			rt.asks = append(rt.asks, ask{zone: z, suffix: suffix, cut: true})
+		}
+		return rt, true
+	}
+	return route{}, false
 }
 
 // claiming returns the zones that do not exclude the name.

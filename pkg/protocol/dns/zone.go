@@ -17,6 +17,9 @@ type Zone struct {
 	Domain string
 	// Extra are further domains that Cluster answers.
 	Extra []string
+	// Alias is a label under which all names are this cluster's, whatever other clusters have: web.billing.ALIAS.
+	// Empty: none.
+	Alias string
 	// Exclude are domains whose names are not this cluster's, although Extra or a short name would make them so.
 	Exclude []string
 	// Namespace is the namespace of names without one; empty means "default".
@@ -36,6 +39,7 @@ type zone struct {
 	name      string
 	domain    string   // as in a key: lower case, no dots at its ends
 	domains   []string // domain and the extra ones
+	alias     string   // "": none
 	exclude   []string
 	namespace string
 	services  *Index // nil: not known
@@ -48,7 +52,7 @@ func newZone(z Zone) (*zone, error) {
 		return nil, fmt.Errorf("zone %q has no handler for its cluster's DNS", z.Domain)
 	}
 	c := &zone{name: z.Name, namespace: cmp.Or(strings.ToLower(z.Namespace), "default"), services: z.Services,
-		cluster: z.Cluster}
+		cluster: z.Cluster, alias: strings.ToLower(z.Alias)}
 	for _, d := range slices.Concat([]string{z.Domain}, z.Extra, z.Exclude) {
 		domain, err := keyOf(strings.Trim(d, "."))
 		if err != nil || domain == "" || !isPlain(domain) {

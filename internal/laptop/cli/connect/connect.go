@@ -23,6 +23,7 @@ type connectOptions struct {
 	flags      command.ConnectionFlags
 	foreground bool
 	reconnect  bool
+	name       string
 	socks      string // address of the proxy; empty: none
 	output     *term.Format
 }
@@ -66,6 +67,8 @@ func newConnect(f *command.Factory) *cobra.Command {
 	cmd.Flags().StringVar(&o.socks, "socks", "",
 		"loopback address and port at which to serve a SOCKS5 and HTTP proxy until Ctrl-C; only programs that use it "+
 			"reach the cluster; needs no root and changes nothing on this machine")
+	cmd.Flags().StringVar(&o.name, "name", "",
+		"label under which names always mean this cluster, NAME.NAMESPACE.LABEL (default: the context's name)")
 	cmd.Flags().BoolVar(&o.reconnect, "reconnect", false,
 		"end the connection to this cluster first, with its proxies and clones, if there is one")
 	o.output.AddTo(cmd)
@@ -92,7 +95,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 	if err != nil {
 		return err
 	}
-	req.Reconnect = o.reconnect
+	req.Reconnect, req.Name = o.reconnect, o.name
 	if o.flags.Here {
 		return o.hold(ctx, req, proxy, on, quiet)
 	}
@@ -168,7 +171,11 @@ func printConnected(w io.Writer, c *api.Connection) {
 	for _, m := range c.Mappings {
 		fmt.Fprintf(w, "  mapped    %v of the cluster is %v here\n", m.Cluster, m.Local)
 	}
-	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n",
+	always := ""
+	if c.DNS.Alias != "" {
+		always = ", NAME.NAMESPACE." + c.DNS.Alias
+	}
+	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE%s and *.%s, by %s\n", always,
 		strings.Join(slices.Concat([]string{c.DNS.Domain}, c.DNS.ExtraDomains), ", *."), c.DNS.Mode)
 	if c.SOCKS != nil {
 		printProxy(w, c.SOCKS)

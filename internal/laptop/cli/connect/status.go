@@ -188,7 +188,10 @@ func prefixed(prefix string, texts []string) []string {
 
 // describeDomains returns lines about names that are resolved differently because the user said so.
 func describeDomains(s api.DNSStatus) (lines []string) {
-	lines = slices.Concat(prefixed("cluster DNS answers names under ", s.ExtraDomains),
+	if s.Alias != "" {
+		lines = append(lines, "names NAME.NAMESPACE."+s.Alias+" are always of this cluster")
+	}
+	lines = slices.Concat(lines, prefixed("cluster DNS answers names under ", s.ExtraDomains),
 		prefixed("this machine's nameservers answer names under ", s.ExcludeDomains))
 	for _, h := range s.Hosts {
 		if h.Routed {
