@@ -112,7 +112,9 @@ func isolateSuite(t *testing.T, w *world) {
 		root.reachesWeb(t, w)
 		root.must(t, "kubevpn", "disconnect", "--all")
 	})
-	t.Run("two_clusters_with_the_same_addresses", func(t *testing.T) { isolateTwoClusters(t, l, s) })
+	other := s.twin(t)
+	t.Run("two_clusters_with_the_same_addresses", func(t *testing.T) { isolateTwoClusters(t, l, s, other) })
+	t.Run("connected_to_both", func(t *testing.T) { mappedTwins(t, root, other) })
 	root.must(t, "kubevpn", "quit")
 	root.sameAs(t, before)
 }
@@ -409,8 +411,7 @@ func tasks(t *testing.T, pid int) (names []string) {
 
 // isolateTwoClusters runs a program in each of two clusters. The other lab has the same ranges and the same API server
 // address, so a relay on this laptop forwards to that API server.
-func isolateTwoClusters(t *testing.T, l *laptop, s *shop) {
-	other := s.twin(t)
+func isolateTwoClusters(t *testing.T, l *laptop, s *shop, other *world) {
 	other.loadApp(t)
 	other.apply(t, strings.ReplaceAll(strings.ReplaceAll(devManifest, "APP_IMAGE", appRef), "color: blue", "color: red"))
 	there := &shop{world: other, namespace: s.namespace, workload: s.workload}

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -282,6 +283,83 @@ func mappedLater(t *testing.T, l *laptop) {
 	l.must(t, "ip", "addr", "flush", "dev", "office0")
 	if s := l.status(t); len(s.Connections) != 0 {
 		t.Errorf("%+v", s.Connections)
+	}
+}
+
+// mappedTwins connects the laptop to two clusters with equal networks at once, in every pair of netstacks, and ends the
+// connections in either order. Programs of both clusters have the same names, except one.
+func mappedTwins(t *testing.T, l *laptop, other *world) {
+	const only = `
+apiVersion: v1
+kind: Service
+metadata: {name: only-there, namespace: default}
+spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
+`
+	other.apply(t, only)
+	there := l.relayed(t, other)
+	l.must(t, "kubevpn", "disconnect", "--all")
+	before := l.snapshot(t)
+	names := func(w *world) []string {
+		return strings.Fields(w.kubectl(t, "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].metadata.name}"))
+	}
+	for _, a := range []string{"gvisor", "system"} {
+		for _, b := range []string{"gvisor", "system"} {
+			t.Run(a+"_"+b, func(t *testing.T) {
+				l.connect(t, "--netstack", a, "--name", "near")
+				first := l.connection(t)
+				second := l.connectTo(t, there, "--netstack", b, "--name", "far")
+				if len(second.Mappings) == 0 {
+					t.Fatalf("nothing is mapped: %+v", second)
+				}
+				reaches := func(name string, w *world) {
+					t.Helper()
+					e, err := l.get(t, "http://"+name+"/")
+					if err != nil || !slices.Contains(names(w), e.Host) {
+						t.Errorf("%s is answered by %q, which is not in %s (%v)", name, e.Host, w.Config().Name, err)
+					}
+				}
+				each := func(names map[string]*world) {
+					t.Helper()
+					for name, w := range names {
+						reaches(name, w)
+					}
+				}
+				each(map[string]*world{
+					"web.default.near": l.world, "web.default.far": other, "web.default.svc.far": other, "web.default": l.world,
+					"web.default.svc.cluster.local": l.world, "only-there.default": other, "only-there.default.svc.cluster.local": other,
+					"only-there.default.far": other,
+				})
+				for _, pod := range other.pods(t, "default", "app=web") { // by address, and by the name of that
+					here := second.Mappings.ToLocal(pod)
+					if e, err := l.get(t, "http://"+netip.AddrPortFrom(here, 8080).String()+"/"); err != nil || !slices.Contains(names(other), e.Host) {
+						t.Errorf("%v (%v) is answered by %q: %v", here, pod, e.Host, err)
+					}
+				}
+				if out, want := l.must(t, "dig", "+short", "+time=15", "+tries=1", "only-there.default.near"), ""; out != want {
+					t.Errorf("a Service of the other cluster is %q", out)
+				}
+				if out := l.must(t, "kubevpn", "status", "-o", "wide"); !strings.Contains(out, "NAME.NAMESPACE.near are always") || !strings.Contains(out, "NAME.NAMESPACE.far are always") {
+					t.Errorf("status does not list the names:\n%s", out)
+				}
+				var asked api.DNSQueryList
+				if err := json.Unmarshal([]byte(l.must(t, "kubevpn", "dns", "-o", "json")), &asked); err != nil {
+					t.Fatal(err)
+				}
+				for name, id := range map[string]string{"web.default.near": first.ID, "web.default.far": second.ID} {
+					if !slices.ContainsFunc(asked.Items, func(q api.DNSQuery) bool { return q.Name == name && q.Connection == id }) {
+						t.Errorf("dns does not say that %s was answered by %s", name, id)
+					}
+				}
+				ends, stays, name := first, other, "web.default.far"
+				if a == b {
+					ends, stays, name = second, l.world, "web.default.near"
+				}
+				l.must(t, "kubevpn", "disconnect", ends.ID)
+				each(map[string]*world{name: stays, "web.default.svc.cluster.local": stays})
+				l.must(t, "kubevpn", "disconnect", "--all")
+				l.sameAs(t, before)
+			})
+		}
 	}
 }
 

@@ -190,13 +190,13 @@ func (w *world) second(t *testing.T) *world {
 }
 
 // connectTo connects to another cluster as well.
-func (l *laptop) connectTo(t *testing.T, kubeconfig string) api.Connection {
+func (l *laptop) connectTo(t *testing.T, kubeconfig string, args ...string) api.Connection {
 	t.Helper()
 	known := map[string]bool{}
 	for _, c := range l.status(t).Connections {
 		known[c.ID] = true
 	}
-	l.connect(t, "--kubeconfig", kubeconfig)
+	l.connect(t, append(args, "--kubeconfig", kubeconfig)...)
 	for _, c := range l.status(t).Connections {
 		if !known[c.ID] {
 			return c
