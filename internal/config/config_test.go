@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/wire/sshjump"
 )
 
@@ -54,6 +55,14 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		{name: "one-value-for-a-list", file: "extraCIDRs: 10.1.0.0/16\n", want: with(func(c *Config) {
 			c.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 		})},
+		{name: "map", file: "map: [10.20.0.7/16=198.18.0.0/16]\nnoMap: true\n", want: with(func(c *Config) {
+			c.NoMap = true
+			c.Map = []packet.Mapping{{Cluster: netip.MustParsePrefix("10.20.0.0/16"), Local: netip.MustParsePrefix("198.18.0.0/16")}}
+		})},
+		{name: "map-to-nothing", env: map[string]string{"KUBEVPN_MAP": "10.20.0.0/16"}, err: `KUBEVPN_MAP: "10.20.0.0/16" is not CLUSTER=LOCAL; write it like 10.20.0.0/16=198.18.0.0/16`},
+		{name: "map-to-a-smaller-network", env: map[string]string{"KUBEVPN_MAP": "10.20.0.0/16=198.18.0.0/24"}, err: `KUBEVPN_MAP: 10.20.0.0/16 and 198.18.0.0/24 are not of the same size`},
+		{name: "map-to-the-other-family", env: map[string]string{"KUBEVPN_MAP": "10.20.0.0/16=fd00::/16"}, err: `KUBEVPN_MAP: 10.20.0.0/16 and fd00::/16 are not of the same size`},
+		{name: "map-to-public-addresses", env: map[string]string{"KUBEVPN_MAP": "10.20.0.0/16=8.8.0.0/16"}, err: `KUBEVPN_MAP: 8.8.0.0/16 is outside of private address space`},
 		{name: "yes", file: "yes: true\n", want: with(func(c *Config) { c.Yes = true })},
 		{name: "no-beats-yes", file: "yes: true\n", env: map[string]string{"KUBEVPN_YES": "0"}, want: defaults},
 		{
@@ -63,7 +72,7 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		},
 		{name: "bad-jump-host", env: map[string]string{"KUBEVPN_SSH_JUMP": "one,-v"}, err: `KUBEVPN_SSH_JUMP: "-v" is not a jump host`},
 		{name: "perhaps", env: map[string]string{"KUBEVPN_YES": "perhaps"}, err: `KUBEVPN_YES: "perhaps" is invalid: must be true or false`},
-		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, extraDomains, excludeDomains, allowInbound, yes, requireMatch, sshJump, redact, labels, annotations, resources, metricsListen`},
+		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, map, noMap, extraDomains, excludeDomains, allowInbound, yes, requireMatch, sshJump, redact, labels, annotations, resources, metricsListen`},
 		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is already set on line 1"},
 		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: expected a list of `key: value` lines"},
 		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: must be a single value"},
