@@ -44,7 +44,7 @@ type Config struct {
 	// What the program of this machine knows: the state of the root helper's service, the routes that a connection
 	// would have, and a session with the traffic manager in a pod.
 	HelperService func(context.Context) (api.HelperService, error)
-	Foresee       func(found client.CIDRs, r api.ConnectRequest, path []netip.Addr, devices []string, inPod bool) (
+	Foresee       func(found client.CIDRs, r api.ConnectRequest, path []netip.Addr, devices, own []string, inPod bool) (
 		api.Foresight, error)
 	Try func(ctx context.Context, c *client.Cluster, namespace, pod string) (api.ManagerHello, []api.Transport, error)
 	// Found is called with each finding, in the order of the list. Calls do not overlap. May be nil.

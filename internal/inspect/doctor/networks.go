@@ -188,9 +188,10 @@ func overlap(ctx context.Context, f *facts) api.Finding {
 	if len(found.Pods)+len(found.Services) == 0 {
 		return check.Skipped("you may not see the cluster's networks; the traffic manager may")
 	}
-	devices := api.Texts(f.connections(), func(c api.Connection) string { return c.Device })
+	status, _ := f.status() // the check of the daemon reports the error
+	device := func(c api.Connection) string { return c.Device }
 	seen, err := f.Foresee(found, api.ConnectRequest{ConnectSettings: f.Settings}, f.cluster.Addresses(),
-		devices, f.cluster.InPod())
+		api.Texts(f.connections(), device), api.Texts(status.Connections, device), f.cluster.InPod())
 	if err != nil {
 		return routesUnread(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"go4.org/netipx"
@@ -37,6 +38,12 @@ func (m *appliedMappings) now() packet.Mappings {
 		return *p
 	}
 	return nil
+}
+
+// isForeign reports whether a link is of a kubevpn other than the one that has the own links. macOS names links itself:
+// none is.
+func isForeign(link string, own []string) bool {
+	return strings.HasPrefix(link, "kubevpn") && !slices.Contains(own, link)
 }
 
 // maps reports whether networks that overlap local ones are mapped. In a pod of the cluster, both are the same.
@@ -99,7 +106,9 @@ func (p *planner) overlapping(done *netipx.IPSet) []netip.Prefix {
 	parts := func(of func(route.Overlap) netip.Prefix) []netip.Prefix {
 		var b netipx.IPSetBuilder
 		for _, o := range p.out.Overlaps {
-			b.AddPrefix(of(o))
+			if p.Foreign == nil || !p.Foreign(o.Link) {
+				b.AddPrefix(of(o))
+			}
 		}
 		b.RemoveSet(done)
 		return routable.Set(&b).Prefixes()

@@ -93,6 +93,12 @@ func TestOverlapsAreMapped(t *testing.T) {
 			mappings: "", link: "10.0.0.0/8", overlaps: 1,
 		},
 		{
+			name: "another user's kubevpn",
+			in: networks{Cluster: stated("10.244.0.0/16 10.96.0.0/16"), Overlaps: lan("10.244.0.0/16"),
+				Foreign: func(link string) bool { return link == "wlan0" }},
+			link: "10.96.0.0/16 10.244.0.0/16", overlaps: 1,
+		},
+		{
 			name: "in a pod of the cluster",
 			in:   networks{Cluster: stated("10.244.0.0/23"), Overlaps: lan("10.244.0.0/24"), InPod: true},
 			link: "10.244.1.0/24",

@@ -32,6 +32,9 @@ type networks struct {
 	Hosts []netip.Addr     // of names under the extra domains
 	NoMap bool             // --no-map: what overlaps a local network is an error
 	Map   []packet.Mapping // --map
+	// Foreign reports whether a link is of another user's kubevpn. What overlaps that is not mapped: of two
+	// connections to one cluster, only one would answer its names on this machine. Nil: none is.
+	Foreign func(link string) bool
 	// Mapped are the mappings in use, and Taken further networks in which no new one may have a place.
 	Mapped packet.Mappings
 	Taken  []netip.Prefix
