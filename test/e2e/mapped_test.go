@@ -24,9 +24,7 @@ import (
 // mappedSuite checks that a laptop reaches a cluster and its own network although both have the same addresses.
 func mappedSuite(t *testing.T, w *world) {
 	l := w.newLaptop(t, lab.Admin)
-	_, first := l.webPod(t, w.Config().Families()[0].PodRange(1))
-	w.kubectl(t, "label", "pod", first, "mapped=yes", "--overwrite")
-	w.within(t, "default", "mapped=yes").startPostgres(t, "*")
+	w.startMapped(t)
 	if w.isSystem() {
 		l.connect(t)
 		l.forwardIPv6(t)
@@ -129,13 +127,10 @@ func mappedOffice(t *testing.T, l *laptop, f lab.Family) {
 // mappedReaches checks every protocol to the pod at an address of this machine.
 func (l *laptop) mappedReaches(t *testing.T, here netip.Addr, name string) {
 	t.Helper()
-	if e, err := l.get(t, "http://"+netip.AddrPortFrom(here, 8080).String()+"/"); err != nil || e.Host != name {
-		t.Errorf("%v is answered by %q, want %s (%v)", here, e.Host, name, err)
-	}
+	l.mappedPrograms(t, here, name)
 	if r := l.sh(t, "printf hello | nc -u -w 2 %s 9001", here); r.stdout != "hello" {
 		t.Error(r)
 	}
-	l.must(t, "ping", "-n", "-c", "1", "-W", "3", here.String())
 	l.must(t, "ping", "-n", "-c", "1", "-s", "6000", "-W", "3", here.String()) // in fragments
 	if r := l.run(t, "nc", "-v", "-w", "4", here.String(), "4444"); r.code == 0 || !strings.Contains(r.stderr, "refused") {
 		t.Errorf("a closed TCP port: %v", r)
@@ -154,12 +149,6 @@ except ConnectionRefusedError:
 `, here.String()); strings.TrimSpace(r.stdout) != "refused" {
 		t.Errorf("a closed UDP port: %v", r)
 	}
-	if r := l.run(t, "psql", "-h", here.String(), "-U", "postgres", "-At", "-c", "select 6*7"); strings.TrimSpace(r.stdout) != "42" {
-		t.Errorf("psql: %v", r)
-	}
-	if r := l.run(t, "mtr", "-n", "-c", "1", "--report", here.String()); !regexp.MustCompile(`\|-- ` + here.String() + ` +0\.0%`).MatchString(r.stdout) {
-		t.Errorf("mtr: %v", r)
-	}
 	if l.isSystem() {
 		if r := l.run(t, "ping", "-n", "-c", "1", "-t", "1", "-W", "3", here.String()); !strings.Contains(r.stdout, "Time to live exceeded") &&
 			!strings.Contains(r.stdout, "Hop limit") {
@@ -170,6 +159,41 @@ except ConnectionRefusedError:
 	if strings.TrimSpace(r.stdout) != "same" {
 		t.Error(r)
 	}
+}
+
+// mappedPrograms checks that common programs reach the pod, in which PostgreSQL runs.
+func (l *laptop) mappedPrograms(t *testing.T, here netip.Addr, name string) {
+	t.Helper()
+	if e, err := l.get(t, "http://"+netip.AddrPortFrom(here, 8080).String()+"/"); err != nil || e.Host != name {
+		t.Errorf("%v is answered by %q, want %s (%v)", here, e.Host, name, err)
+	}
+	l.must(t, "ping", "-n", "-c", "1", "-W", "3", here.String())
+	l.mappedPSQL(t, here)
+	if r := l.run(t, "mtr", "-n", "-c", "1", "--report", here.String()); !regexp.MustCompile(`\|-- ` + here.String() + ` +0\.0%`).MatchString(r.stdout) {
+		t.Errorf("mtr: %v", r)
+	}
+}
+
+func (l *laptop) mappedPSQL(t *testing.T, here netip.Addr) {
+	t.Helper()
+	if r := l.run(t, "psql", "-h", here.String(), "-U", "postgres", "-At", "-c", "select 6*7"); strings.TrimSpace(r.stdout) != "42" {
+		t.Errorf("psql: %v", r)
+	}
+}
+
+// startMapped runs PostgreSQL in a pod of web on node 1, with the Service db, and returns that pod.
+func (w *world) startMapped(t *testing.T) (pod netip.Addr, name string) {
+	t.Helper()
+	pod, name = w.webPod(t, w.Config().Families()[0].PodRange(1))
+	w.kubectl(t, "label", "pod", name, "mapped=yes", "--overwrite")
+	w.within(t, "default", "mapped=yes").startPostgres(t, "*")
+	w.apply(t, `
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: default}
+spec: {selector: {mapped: "yes"}, ports: [{port: 5432}]}
+`)
+	return pod, name
 }
 
 // reachesOthers checks pods of another node, a Service and names.
@@ -211,6 +235,7 @@ func mappedDocker(t *testing.T, l *laptop) {
 	if r := l.run(t, "nc", "-v", "-w", "5", here.String(), "4444"); r.code == 0 || !strings.Contains(r.stderr, "refused") {
 		t.Errorf("a port that the Service does not have: %v", r)
 	}
+	l.mappedPSQL(t, l.here(t, netip.MustParseAddr(l.clusterIP(t, "default", "db"))))
 	l.reachesOthers(t)
 	t.Run("dev_has_addresses_that_answer", func(t *testing.T) {
 		out := l.must(t, "kubevpn", "dev", "deployment/web", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST $KUBERNETES_PORT")
@@ -297,6 +322,7 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 `
 	other.apply(t, only)
 	there := l.relayed(t, other)
+	pod, name := other.startMapped(t)
 	l.must(t, "kubevpn", "disconnect", "--all")
 	before := l.snapshot(t)
 	names := func(w *world) []string {
@@ -329,13 +355,9 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 					"web.default.svc.cluster.local": l.world, "only-there.default": other, "only-there.default.svc.cluster.local": other,
 					"only-there.default.far": other,
 				})
-				for _, pod := range other.pods(t, "default", "app=web") { // by address, and by the name of that
-					here := second.Mappings.ToLocal(pod)
-					if e, err := l.get(t, "http://"+netip.AddrPortFrom(here, 8080).String()+"/"); err != nil || !slices.Contains(names(other), e.Host) {
-						t.Errorf("%v (%v) is answered by %q: %v", here, pod, e.Host, err)
-					}
-				}
-				if out, want := l.must(t, "dig", "+short", "+time=15", "+tries=1", "only-there.default.near"), ""; out != want {
+				l.mappedPrograms(t, second.Mappings.ToLocal(pod), name)
+				l.mappedPSQL(t, second.Mappings.ToLocal(netip.MustParseAddr(other.clusterIP(t, "default", "db"))))
+				if out := l.must(t, "dig", "+short", "+time=15", "+tries=1", "only-there.default.near"); out != "" {
 					t.Errorf("a Service of the other cluster is %q", out)
 				}
 				if out := l.must(t, "kubevpn", "status", "-o", "wide"); !strings.Contains(out, "NAME.NAMESPACE.near are always") || !strings.Contains(out, "NAME.NAMESPACE.far are always") {
