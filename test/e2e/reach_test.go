@@ -70,7 +70,7 @@ func reachSuite(t *testing.T, w *world) {
 			}
 			return
 		}
-		hosts := l.hosts(t, "http://web/", 10)
+		hosts := l.hosts(t, "http://"+vip+"/", 10) // of a name, curl may try both families (RFC 8305)
 		if len(hosts) != 2 || hosts[keys(hosts)[0]] != 5 {
 			t.Errorf("round robin over two pods gave %v", hosts)
 		}
