@@ -50,11 +50,8 @@ func (s *shared) overlaps(prefixes []netip.Prefix) ([]route.Overlap, error) {
 	if s.cfg.isolated() || s.cfg.proxied() {
 		return nil, nil
 	}
-	others, ignore := s.cfg.Network.Others(), []string{s.packets.deviceName()}
-	for _, link := range others {
-		ignore = append(ignore, link.Name)
-	}
-	found, err := route.Overlaps(prefixes, ignore)
+	others := s.cfg.Network.Others()
+	found, err := route.Overlaps(prefixes, append(linkNames(others), s.packets.deviceName()))
 	if err != nil {
 		return nil, fmt.Errorf("reading this machine's routes: %w", err)
 	}
@@ -68,6 +65,10 @@ func (s *shared) overlaps(prefixes []netip.Prefix) ([]route.Overlap, error) {
 		}
 	}
 	return found, nil
+}
+
+func linkNames(links []api.Link) []string {
+	return api.Texts(links, func(l api.Link) string { return l.Name })
 }
 
 // dialMapped dials an address of the cluster as programs do.

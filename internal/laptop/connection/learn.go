@@ -114,9 +114,7 @@ func (r *routes) known() networks {
 		Mapped:   r.planned.Mappings,
 		Taken:    slices.Concat(v.lease.Networks, v.state.InnerNetworks),
 		Overlaps: r.overlaps,
-		Foreign: func(link string) bool {
-			return isForeign(link, api.Texts(r.cfg.Network.Others(), func(l api.Link) string { return l.Name }))
-		},
+		Foreign:  func(link string) bool { return isForeign(link, linkNames(r.cfg.Network.Others())) },
 	}
 	if r.cfg.proxied() {
 		n.Inner = nil // other laptops are reached with a device only
