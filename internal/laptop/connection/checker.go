@@ -111,18 +111,20 @@ func (c *checker) targets(ctx context.Context) probeTargets {
 		t.Name = state.ProbeName + ".svc." + state.DNSDomain
 		t.IP = []netip.Addr{c.mappings.now().ToLocal(state.ProbeVIP.Addr())}
 	}
+	label := alias(&c.cfg.Request)
+	labelTaken := label != "" && c.cfg.Network.DomainTaken(label)
 	if c.cfg.Network.DomainTaken(state.DNSDomain) {
 		t.Taken = true
 		also := ""
-		if a := alias(&c.cfg.Request); a != "" {
-			also = "; NAME.NAMESPACE." + a + " is always of this cluster"
+		if label != "" && !labelTaken {
+			also = "; NAME.NAMESPACE." + label + " is always of this cluster"
 		}
 		c.status.warn("another connected cluster has the domain " + state.DNSDomain +
 			" too: that cluster answers for names that both have; " +
 			"the other names of this cluster and all of its addresses work" + also)
 	}
-	if a := alias(&c.cfg.Request); a != "" && c.cfg.Network.DomainTaken(a) {
-		c.status.warn("another connection has the name " + a + ": NAME.NAMESPACE." + a +
+	if labelTaken {
+		c.status.warn("another connection has the name " + label + ": NAME.NAMESPACE." + label +
 			" is of that cluster; `connect --reconnect --name` gives this one another")
 	}
 	for _, a := range state.DNSServers {
