@@ -138,6 +138,14 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 	})
 	l.must(t, "kubevpn", "disconnect", "--all")
 	l.sameAs(t, before)
+	t.Run("own_lost_session_is_no_other_laptop", func(t *testing.T) {
+		l.connectTo(t, there) // the first network for laptops
+		kill(t, l.daemonPID(t))
+		l.connect(t)
+		reachesLaptops(t, l.connectTo(t, there))
+		l.must(t, "kubevpn", "disconnect", "--all")
+		l.sameAs(t, before)
+	})
 	t.Run("both_connect_at_once", func(t *testing.T) {
 		for range 3 {
 			attempts := []*attempt{l.begin(t), l.begin(t, "--kubeconfig", there)}
@@ -158,11 +166,7 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 				if c.Status != api.StatusConnected || !slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.Contains(c.Addresses[0]) }) {
 					t.Errorf("its inner network is not routed: %+v", c)
 				}
-				for _, w := range c.Warnings {
-					if strings.Contains(w, "not reached") {
-						t.Errorf("a warning: %s", w)
-					}
-				}
+				reachesLaptops(t, c)
 			}
 			l.reachesWeb(t, w)
 			l.reachesWeb(t, other)
@@ -170,6 +174,16 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 			l.sameAs(t, before)
 		}
 	})
+}
+
+// reachesLaptops checks that no network of other laptops counts as out of reach.
+func reachesLaptops(t *testing.T, c api.Connection) {
+	t.Helper()
+	for _, w := range c.Warnings {
+		if strings.Contains(w, "not reached") {
+			t.Errorf("a warning: %s", w)
+		}
+	}
 }
 
 // second returns a cluster with other addresses than w's. The test stops it unless it was running before.

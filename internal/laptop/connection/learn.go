@@ -78,10 +78,11 @@ func (r *routes) learnInner() {
 		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 	})
 	var inner []netip.Prefix
+	var warnings []string
 	for _, p := range slices.Compact(networks) {
 		if !slices.Contains(v.lease.Networks, p) && !sharedInner(p) {
-			r.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: other hosts may have addresses "+
-				"there", p))
+			warnings = append(warnings, fmt.Sprintf("laptops with an address in %v are not reached: other hosts may "+
+				"have addresses there", p))
 			continue
 		}
 		found, err := r.overlaps([]netip.Prefix{p})
@@ -89,11 +90,18 @@ func (r *routes) learnInner() {
 			r.log.Warn("cannot look for overlaps", "err", err)
 		}
 		if len(found) > 0 {
-			r.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: %v", p, found[0]))
+			warnings = append(warnings, fmt.Sprintf("laptops with an address in %v are not reached: %v", p, found[0]))
 			continue
 		}
 		inner = append(inner, p)
 	}
+	for _, w := range r.unreached {
+		if !slices.Contains(warnings, w) { // the last laptop of a network has gone, or its network is free here
+			r.status.withdraw(w)
+		}
+	}
+	r.status.warn(warnings...)
+	r.unreached = warnings
 	r.packets.steer(func(s *steering) { s.inner = inner })
 }
 

@@ -343,6 +343,19 @@ func TestInnerNetworksOfOthersAreNotPrivate(t *testing.T) {
 	}
 }
 
+// A warning about other laptops goes with the last of them, and comes again with another.
+func TestWarningsAboutLaptopsFollowTheirNetworks(t *testing.T) {
+	s := newTestConnection(t)
+	for _, networks := range []string{"203.0.113.0/24", "198.18.0.0/16", "203.0.113.0/24 198.18.0.0/16"} {
+		s.view.Update(func(v *view) { v.state.InnerNetworks = prefixes(networks) })
+		s.routes.learnInner()
+		got, want := s.status.report.Load().shown.Warnings, strings.Contains(networks, "203.0.113.0/24")
+		if want != (len(got) == 1 && strings.Contains(got[0], "203.0.113.0/24 are not reached")) || !want && len(got) > 0 {
+			t.Errorf("%s: warnings %q", networks, got)
+		}
+	}
+}
+
 func TestWarningsAreBounded(t *testing.T) {
 	s := newTestConnection(t)
 	for i := range 10 * maxWarnings {

@@ -47,6 +47,8 @@ type routes struct {
 	planned planned      // as applied
 	link    api.Link     // as applied
 	applied api.NetworkApplied
+
+	unreached []string // warnings about inner networks that this machine cannot route
 }
 
 // maintain applies what changes after the connection is up, until ctx ends.

@@ -104,9 +104,10 @@ func (s *status) warn(warnings ...string) {
 	}
 }
 
-// withdraw removes a warning from the status.
+// withdraw removes a warning from the status. If it comes again, it is shown again.
 func (s *status) withdraw(warning string) {
 	s.report.Update(func(r *report) {
+		delete(r.warned, warning)
 		r.shown.Warnings = slices.DeleteFunc(slices.Clone(r.shown.Warnings), func(w string) bool {
 			return w == warning
 		})

@@ -74,6 +74,7 @@ func newLeases() *leases {
 func (l *leases) take(p *Peer, w leaseRequest) api.Lease {
 	now := l.now()
 	maps.DeleteFunc(l.taken, func(_ netip.Addr, h holding) bool { return h.holder == nil && !now.Before(h.until) })
+	l.endAvoided(p, w, now)
 	var lease api.Lease
 	for _, pools := range l.pools {
 		pools = slices.DeleteFunc(slices.Clone(pools), func(pool netip.Prefix) bool { return overlaps(pool, w.avoid) })
@@ -94,6 +95,20 @@ func (l *leases) take(p *Peer, w leaseRequest) api.Lease {
 	}
 	p.setAddresses(lease.Addrs)
 	return lease
+}
+
+// endAvoided ends those sessions of p's client that are cut off and have an address in a network that the client avoids
+// now: it does not come back to them, and other laptops need no route to them.
+func (l *leases) endAvoided(p *Peer, w leaseRequest, now time.Time) {
+	for addr, h := range l.taken {
+		if h.client != w.client || h.holder == nil || h.holder == p || h.holder.connected() || !overlaps(h.pool, w.avoid) {
+			continue
+		}
+		h.holder.removeAddress(addr)
+		h.holder.end()
+		h.holder, h.until = nil, now.Add(quarantine)
+		l.taken[addr] = h
+	}
 }
 
 // choose returns an address. It prefers one that the client had. Otherwise it starts at a hash of the client's identity

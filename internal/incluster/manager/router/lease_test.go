@@ -179,6 +179,29 @@ func TestLeasesFollowTheClient(t *testing.T) {
 				t.Errorf("got %v", got)
 			}
 		}},
+		{"avoids-the-network-of-a-session-that-was-cut-off", func(t *testing.T, ls *laptops) {
+			avoid := managertest.PrefixesOf("198.19.0.0/16")
+			ls.connect("a/1", leaseRequest{})
+			ls.connect("a/2", leaseRequest{keep: managertest.Addrs("198.19.7.7")})
+			other := ls.connect("b", leaseRequest{})
+			ls.away["a/1"], ls.away["b"] = true, true
+			ls.connect("a/3", leaseRequest{avoid: avoid})
+			if !slices.Equal(slices.Compact(ls.over), []string{"a/1"}) {
+				t.Errorf("ended: %v", ls.over)
+			}
+			ls.disconnect("a/1") // its address is free already
+			if got := ls.peers["b"].addresses(); !slices.Equal(got, other) {
+				t.Errorf("another client has %v", got)
+			}
+			ls.disconnect("b")
+			ls.away["a/2"] = true
+			ls.connect("a/4", leaseRequest{avoid: avoid})
+			for _, p := range ls.l.networks() {
+				if p.Overlaps(avoid[0]) {
+					t.Errorf("laptops need routes to %v", ls.l.networks())
+				}
+			}
+		}},
 		{"nothing-left", func(t *testing.T, ls *laptops) {
 			got := ls.connect("a", leaseRequest{avoid: managertest.PrefixesOf("198.18.0.0/15", "100.64.0.0/10", "10.0.0.0/8", "fd4e:19c6:8b7a::/48", "fd93:a5d0:2e61::/48")})
 			if len(got) != 0 || len(ls.l.networks()) != 0 {
