@@ -173,6 +173,16 @@ func (l *leases) networks() []netip.Prefix {
 	return all
 }
 
+// usedBeside reports whether a session of another client holds an address in a pool.
+func (l *leases) usedBeside(client string, pool netip.Prefix) bool {
+	for _, h := range l.taken {
+		if h.holder != nil && h.pool == pool && h.client != client {
+			return true
+		}
+	}
+	return false
+}
+
 // overlaps reports whether one of others overlaps pool. It ignores networks that are larger than any real one, such as
 // 0.0.0.0/1: they stand for a default route, and the pool's route is more specific.
 func overlaps(pool netip.Prefix, others []netip.Prefix) bool {

@@ -230,6 +230,38 @@ func TestLeasesFollowTheClient(t *testing.T) {
 	}
 }
 
+// A laptop that avoids a network is not told of it for the sake of its own older session, whose end is not known yet.
+func TestOwnOlderSessionsAreNoOtherLaptops(t *testing.T) {
+	r := New(nil, func() {}, nil)
+	admit := func(client string, avoid ...string) *Peer {
+		p := NewPeer(r, nil, func() bool { return true }, nil)
+		p.Admit(&api.ClientHello{Client: client, Avoid: managertest.PrefixesOf(avoid...)}, false, nil)
+		return p
+	}
+	told := func(p *Peer) []netip.Prefix {
+		networks, _ := r.networks()
+		return slices.DeleteFunc(r.Others(p, networks), func(p netip.Prefix) bool { return p.Addr().Is6() })
+	}
+	first := admit("a")
+	second := admit("a", "198.19.0.0/24")
+	own, both := managertest.PrefixesOf("198.18.0.0/16"), managertest.PrefixesOf("198.18.0.0/16", "198.19.0.0/16")
+	if got := told(second); !slices.Equal(got, own) {
+		t.Errorf("the newer session is told of %v", got)
+	}
+	if got := told(first); !slices.Equal(got, both) {
+		t.Errorf("the older session is told of %v", got)
+	}
+	other := admit("b")
+	if got := told(second); !slices.Equal(got, both) {
+		t.Errorf("beside another laptop, the newer session is told of %v", got)
+	}
+	other.Dismiss()
+	first.Dismiss()
+	if got := told(second); !slices.Equal(got, own) {
+		t.Errorf("at last, the session is told of %v", got)
+	}
+}
+
 // The state of laptops follows the leases, and an ended session receives nothing.
 func TestRouterAdmitsEachPeerOnce(t *testing.T) {
 	changes := 0

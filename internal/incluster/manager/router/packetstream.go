@@ -30,8 +30,10 @@ type Peer struct {
 	barriers packetlink.Barriers          // of the laptop's sender
 
 	// With router.mu held:
-	lease api.Lease
-	ended bool
+	lease  api.Lease
+	client string
+	avoid  []netip.Prefix // the laptop's own networks
+	ended  bool
 
 	streams wakeup.Value[[packetlink.Streams]*packetStream]
 }
@@ -159,6 +161,7 @@ func (p *Peer) Admit(hello *api.ClientHello, system bool, avoid []netip.Prefix) 
 	}
 	p.sender = packetlink.NewSender(packetlink.SenderConfig{Open: p.open, GSO: !hello.NoGSO, Logger: p.log})
 	p.extra = hello.ExtraCIDRs
+	p.client, p.avoid = hello.Client, hello.Avoid
 	p.lease = r.leases.take(p, leaseRequest{client: hello.Client, keep: hello.Lease,
 		avoid: slices.Concat(hello.Avoid, avoid)})
 	r.replace(r.routes.Load().gateway)

@@ -174,6 +174,16 @@ func (r *Router) Describe(state *api.ManagerState) {
 	}
 }
 
+// Others returns networks without those in which p's laptop avoids an address and that only its own older sessions
+// still use: it needs no route to itself.
+func (r *Router) Others(p *Peer, networks []netip.Prefix) []netip.Prefix {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(networks), func(network netip.Prefix) bool {
+		return overlaps(network, p.avoid) && !r.leases.usedBeside(p.client, network)
+	})
+}
+
 // fromLaptop routes a packet that p sent. It owns f. Packets to the gateway's device go through w.
 func (r *Router) fromLaptop(p *Peer, f *packetlink.Frame, w *packetlink.Writer) {
 	h, err := f.Header()

@@ -110,10 +110,16 @@ func (s *session) sendNotices(ctx context.Context, laptop io.Writer, hello *api.
 	first.State.NodeServes = served
 	told := &first
 	hello.State = first.State
+	hello.State.InnerNetworks = s.server.cfg.Router.Others(s.peer, first.State.InnerNetworks)
 	messages := append([]api.ControlMessage{{Hello: hello}},
 		watch.Changes(&watch.Notice{State: first.State}, told)...)
 	for {
 		for _, message := range messages {
+			if message.State != nil {
+				state := *message.State // which all sessions share
+				state.InnerNetworks = s.server.cfg.Router.Others(s.peer, state.InnerNetworks)
+				message.State = &state
+			}
 			if err := send(laptop, message); err != nil {
 				return nil // the laptop is gone
 			}
