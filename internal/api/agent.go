@@ -86,7 +86,9 @@ type AgentOrder struct {
 	// Trace is a trace ID. For half a minute the agent notes what it does with requests that carry it, and its
 	// answer says what it has noted.
 	Trace string `json:"trace,omitempty"`
-	Names bool   `json:"names,omitempty"` // asks for the pod's name resolution
+	// Wanted, with Trace, are the matches of all of the owner's intercepts, in this pod and in others.
+	Wanted []httpmatch.Spec `json:"wanted,omitempty"`
+	Names  bool             `json:"names,omitempty"` // asks for the pod's name resolution
 }
 
 // ClaimOrder asks for requests of the pod. The same ID again replaces the claim.
@@ -98,6 +100,7 @@ type ClaimOrder struct {
 	// Observe, with Mirror, means that the laptop gets no copies: it only records.
 	Observe bool            `json:"observe,omitempty"`
 	Flush   bool            `json:"flush,omitempty"`
+	Cache   bool            `json:"cache,omitempty"` // answers keep their Cache-Control; or else it is no-store
 	Since   time.Time       `json:"since"`
 	TLS     *TLSTermination `json:"tls,omitempty"`
 	// Clone lists pods that receive the requests in turn, on the same ports, while the laptop is attached. Nil: the

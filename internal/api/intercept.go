@@ -33,6 +33,7 @@ type InterceptSpec struct {
 	// with Mirror: the laptop receives nothing, and only records
 	Observe bool            `json:"observe,omitempty"`
 	Flush   bool            `json:"flush,omitempty"` // end the connections that are already open
+	Cache   bool            `json:"cache,omitempty"` // answers keep their Cache-Control; or else it is no-store
 	TLS     *TLSTermination `json:"tls,omitempty"`
 	// how many of the last exchanges to keep
 	Record int `json:"record,omitempty"`
@@ -95,26 +96,28 @@ const (
 // Intercept is one workload whose requests go to this laptop or to a clone.
 type Intercept struct {
 	TypeMeta
-	ID         string           `json:"id"`
-	Connection string           `json:"connection"` // its ID
-	Namespace  string           `json:"namespace"`
-	Workload   string           `json:"workload"` // TYPE/NAME
-	State      InterceptState   `json:"state"`
-	Mode       string           `json:"mode"`
-	ModeReason string           `json:"modeReason"`
-	Match      string           `json:"match"` // for people; "everything"
-	Mirror     bool             `json:"mirror,omitempty"`
-	Ports      []PortMap        `json:"ports"`
-	Pods       []InterceptedPod `json:"pods"`
-	Owner      string           `json:"owner"`
-	Since      time.Time        `json:"since"`
-	Requests   uint64           `json:"requests"` // number of HTTP requests, other connections and UDP flows
-	LastError  string           `json:"lastError,omitempty"`
-	Checks     []Check          `json:"checks,omitempty"` // the results of the probe
-	Warnings   []string         `json:"warnings,omitempty"`
-	Error      *Error           `json:"error,omitempty"`
-	Clone      *Clone           `json:"clone,omitempty"`  // the target, if it is not the laptop
-	Others     []Claim          `json:"others,omitempty"` // intercepts of other owners on the same workload
+	ID         string         `json:"id"`
+	Connection string         `json:"connection"` // its ID
+	Namespace  string         `json:"namespace"`
+	Workload   string         `json:"workload"` // TYPE/NAME
+	State      InterceptState `json:"state"`
+	Mode       string         `json:"mode"`
+	ModeReason string         `json:"modeReason"`
+	Match      string         `json:"match"` // for people; "everything"
+	// AddHeaders make a browser's requests match (ConnectRequest); empty: headers cannot.
+	AddHeaders []httpmatch.Named `json:"addHeaders,omitempty"`
+	Mirror     bool              `json:"mirror,omitempty"`
+	Ports      []PortMap         `json:"ports"`
+	Pods       []InterceptedPod  `json:"pods"`
+	Owner      string            `json:"owner"`
+	Since      time.Time         `json:"since"`
+	Requests   uint64            `json:"requests"` // number of HTTP requests, other connections and UDP flows
+	LastError  string            `json:"lastError,omitempty"`
+	Checks     []Check           `json:"checks,omitempty"` // the results of the probe
+	Warnings   []string          `json:"warnings,omitempty"`
+	Error      *Error            `json:"error,omitempty"`
+	Clone      *Clone            `json:"clone,omitempty"`  // the target, if it is not the laptop
+	Others     []Claim           `json:"others,omitempty"` // intercepts of other owners on the same workload
 }
 
 // InterceptedPod is one pod of the workload.

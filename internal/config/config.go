@@ -179,7 +179,7 @@ func settings() []setting {
 		value(KeyYes, "yes",
 			"give your consent without a question, for example to a traffic manager that another user installed",
 			yesOrNo, func(c *Config) *bool { return &c.Yes }),
-		values(KeyRequireMatch, "require-match", "reject an intercept without --headers, --path and --method: "+
+		values(KeyRequireMatch, "require-match", "reject an intercept without a match, such as --headers: "+
 			"true, false, NAMESPACE or NAMESPACE=false", parseMatchRule,
 			func(c *Config) *MatchRule { return &c.RequireMatch }).fromCluster(),
 		values(KeySSHJump, "ssh-jump", "SSH jump host before the API server, [USER@]HOST[:PORT]",
@@ -254,7 +254,7 @@ func quantity(s string) (string, error) {
 
 // headerName parses the name of a header. "none" is valid: see api.ShowAll.
 func headerName(s string) (string, error) {
-	if _, err := httpmatch.New(httpmatch.Spec{Headers: []httpmatch.Header{{Name: s, Value: "x"}}}); err != nil {
+	if _, err := httpmatch.New(httpmatch.Spec{Headers: []httpmatch.Named{{Name: s, Value: "x"}}}); err != nil {
 		return "", fmt.Errorf("%q is not the name of a header", s)
 	}
 	return http.CanonicalHeaderKey(s), nil

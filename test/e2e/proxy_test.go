@@ -57,6 +57,7 @@ func proxySuite(t *testing.T, w *world) {
 	t.Run("large_uploads_pass_in_bounded_memory", func(t *testing.T) { proxyUploads(t, l, s, v) })
 	t.Run("all_traffic_reaches_the_laptop", func(t *testing.T) { proxyEverything(t, l, s, v) })
 	t.Run("invalid_intercepts_are_rejected", func(t *testing.T) { proxyRefused(t, l, s) })
+	t.Run("parts_of_requests_match", func(t *testing.T) { proxyParts(t, l, s, v) })
 	t.Run("two_developers", func(t *testing.T) { proxyTwo(t, l, s, v) })
 	if after := s.template(t); after != before {
 		t.Errorf("the template was\n%s\nand is\n%s", before, after)
@@ -595,7 +596,61 @@ func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
 	})
 	other.leave(t, s)
 	wants(t, "a pod")
+	// Expressions may be provably of different requests. Those for any place in a header are not.
+	l.proxy(t, s, "--headers", "baggage=~session=x.*", "--port", "8080:8080")
+	other.proxy(t, s, "--headers", "baggage=~session=y.*", "--port", "8081:8080")
+	r := other.run(t, "kubevpn", "proxy", s.workload, "-n", s.namespace, "--headers", "baggage=~.*session=y.*")
+	failure{code: api.ExitConflict, message: "session=x", hint: "--baggage"}.check(t, r)
+	if !strings.Contains(r.stderr, "with its former settings has ended") {
+		t.Error(r)
+	}
 	l.leave(t, s)
+}
+
+// proxyParts selects requests by what curl and gRPC put into one part of them, and looks at what a browser may keep.
+func proxyParts(t *testing.T, l *laptop, s *shop, v *visitor) {
+	defer l.leave(t, s)
+	for _, tt := range []struct {
+		match  []string
+		fits   []string   // arguments of curl
+		others [][]string // that do not fit
+	}{
+		{[]string{"--baggage", "session=x y"}, []string{"-H", "baggage: team=a, session=x%20y;ttl=3"}, [][]string{{"-H", "baggage: session=x%20yz"}, {"-H", "baggage: a=b;session=x%20y"}}},
+		{[]string{"--cookie", "user=me"}, []string{"-b", "a=b; user=me"}, [][]string{{"-b", "user=me2; xuser=me"}}},
+		{[]string{"--query", "user=a&b"}, []string{"-G", "-d", "x=y", "--data-urlencode", "user=a&b"}, [][]string{{"-G", "-d", "user=a"}}},
+		{[]string{"--headers", "baggage=~session=x.*"}, []string{"-H", "baggage: session=x"}, [][]string{{"-H", "baggage: a=b,session=x"}}},
+	} {
+		l.proxy(t, s, append(tt.match, "--port", "8080:8080")...)
+		if err := s.everyPod(t, func(ip string) error {
+			for n, args := range append([][]string{tt.fits, nil}, tt.others...) {
+				out, err := v.run(t, append([]string{"curl", "-sS", "-D", "-", "--max-time", "10", "http://" + ip + ":8080/"}, args...)...)
+				reached, kept := strings.Contains(out, `"name":"laptop"`), !strings.Contains(out, "Cache-Control: no-store")
+				if err != nil || reached != (n == 0) || kept != (n > 0) {
+					return fmt.Errorf("%q: %w\n%s", args, err, out)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Errorf("%q: %v", tt.match, err)
+		}
+	}
+	l.proxy(t, s, "--grpc-method", "grpc.testing.TestService", "--port", "9090:9090")
+	if err := s.everyPod(t, func(ip string) error {
+		v.grpc(t, net.JoinHostPort(ip, "9090"), "laptop", nil)
+		return v.want("http://"+ip+":8080/", "a pod")
+	}); err != nil {
+		t.Error(err)
+	}
+	l.proxy(t, s, "--cache", "--headers", mine+"="+me, "--port", "8080:8080")
+	if err := s.everyPod(t, func(ip string) error {
+		out, err := v.run(t, "curl", "-sS", "-D", "-", "--max-time", "10", "-H", mine+": "+me, "http://"+ip+":8080/")
+		if err != nil || !strings.Contains(out, `"name":"laptop"`) || strings.Contains(out, "no-store") {
+			return fmt.Errorf("with --cache: %w\n%s", err, out)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
 }
 
 // proxyRollout checks that new pods of a rollout or a scale-out are intercepted within two seconds of being ready, and

@@ -42,6 +42,7 @@ type claim struct {
 	match   *httpmatch.Match
 	mirror  bool
 	observe bool // the laptop gets no copies
+	noStore bool // no cache may keep answers
 	ports   []api.AgentPort
 	since   time.Time // by this agent's clock
 	tls     *tls.Config
@@ -90,7 +91,7 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 	}
 	c := &claim{
 		id: o.ID, owner: by, by: from, target: from, match: m, mirror: o.Mirror,
-		observe: o.Mirror && o.Observe, ports: slices.Clone(o.Ports),
+		observe: o.Mirror && o.Observe, noStore: !o.Cache, ports: slices.Clone(o.Ports),
 		since: now, stats: new(interceptor.Stats), record: new(recorder),
 	}
 	if o.Clone != nil {
@@ -131,7 +132,7 @@ func conflict(c, other *claim, both []port) *api.Error {
 	who := cmp.Or(other.owner.name, "another laptop")
 	return api.Errorf(api.ExitConflict, "%s has intercepted %s on %s since %s", who, other.match, describePorts(both),
 		describeTime(other.since, c.since)).
-		WithHint("Choose other requests with --headers, or ask %s to run `kubevpn leave`.", who)
+		WithHint("Choose other requests, such as with --headers or --baggage, or ask %s to run `kubevpn leave`.", who)
 }
 
 // describeTime formats a time for people. It is in UTC, because the agent does not know the reader's time zone.
@@ -173,7 +174,7 @@ func newTable(claims []*claim) table {
 	for _, c := range slices.SortedStableFunc(slices.Values(claims), byAge) {
 		for _, p := range c.at() {
 			t[p] = append(t[p], interceptor.Claim{
-				ID: c.globalID(), Match: c.match, Mirror: c.mirror, Observe: c.observe, Target: c.target,
+				ID: c.globalID(), Match: c.match, Mirror: c.mirror, Observe: c.observe, NoStore: c.noStore, Target: c.target,
 				Stats: c.stats, Record: c.record.begin, TLS: c.tls,
 			})
 		}

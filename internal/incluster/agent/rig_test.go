@@ -524,7 +524,7 @@ func claimOrder(id string, header ...string) *api.ClaimOrder {
 	o := &api.ClaimOrder{ID: id, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080}}}
 	for _, h := range header {
 		name, value, _ := strings.Cut(h, "=")
-		o.Match.Headers = append(o.Match.Headers, httpmatch.Header{Name: name, Value: value})
+		o.Match.Headers = append(o.Match.Headers, httpmatch.Named{Name: name, Value: value})
 	}
 	return o
 }

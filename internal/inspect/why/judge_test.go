@@ -324,7 +324,7 @@ func (f *facts) intercepted(to int, claims ...api.TracedClaim) *api.InterceptTra
 	f.Request.Header = http.Header{"X-User": {"me"}}
 	f.Traces = []api.InterceptTrace{{
 		Namespace: "shop", Workload: "deployment/web",
-		Match: httpmatch.Spec{Headers: []httpmatch.Header{{Name: "x-user", Value: "me"}}},
+		Match: httpmatch.Spec{Headers: []httpmatch.Named{{Name: "x-user", Value: "me"}}},
 		Ports: []api.PortMap{{Protocol: "tcp", Container: 8080, Local: 3000}},
 		Pods: []api.PodTrace{{Pod: "web-1", Trace: &api.AgentTrace{
 			Requests: []api.TracedRequest{{Port: 8080, Claims: claims, To: to}}}}},

@@ -159,6 +159,7 @@ func (is *intercepts) acquireIntercept(
 	if err != nil {
 		return nil, err
 	}
+	replaced := false
 	t, joined, err := is.acquire(ctx, key, func(current *interceptTask) (*interceptTask, <-chan struct{}, error) {
 		switch {
 		case c.isOver():
@@ -170,6 +171,7 @@ func (is *intercepts) acquireIntercept(
 		}
 		current.logger.Info("intercept is replaced")
 		current.endLocked(errReplaced)
+		replaced = true
 		return nil, current.over.Done(), nil
 	})
 	if err != nil {
@@ -181,6 +183,9 @@ func (is *intercepts) acquireIntercept(
 		return t, nil
 	}
 	err = t.follow(ctx, emit)
+	if err != nil && replaced {
+		emit(api.Event{Warning: "the intercept of " + key.workload + " with its former settings has ended"})
+	}
 	if errors.Is(err, errReplaced) {
 		err = api.Errorf(api.ExitLost, "another command intercepts %s with other settings", key.workload).
 			WithHint("`kubevpn leave %s` ends it. Then try again.", key.workload)

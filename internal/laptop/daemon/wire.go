@@ -124,9 +124,9 @@ func newCloned(cfg intercept.Config) (*cloned, error) {
 	c := &cloned{}
 	spec := *cfg.Spec.Clone
 	if strings.HasPrefix(cfg.Workload, "cronjob/") {
-		if m := cfg.Spec.Match; len(m.Headers) > 0 || m.Path != "" || len(m.Methods) > 0 {
+		if !cfg.Spec.Match.IsZero() {
 			return nil, api.Errorf(api.ExitUsage, "%s is a CronJob and receives no requests", cfg.Workload).
-				WithHint("remove --headers, --path and --method")
+				WithHint("remove --headers and the other flags that select requests")
 		}
 		spec.NoTraffic = true
 	}

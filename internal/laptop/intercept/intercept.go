@@ -157,14 +157,15 @@ func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept,
 		pods: pods, objects: objects, records: newRecords(cfg.Spec.Record),
 		claim: api.ClaimOrder{
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
-			Observe: cfg.Spec.Observe, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
+			Observe: cfg.Spec.Observe, Flush: cfg.Spec.Flush, Cache: cfg.Spec.Cache, Since: now, TLS: cfg.Spec.TLS,
 		},
 		begun: make(chan struct{}), slots: semaphore.NewWeighted(maxAdding),
 		podSet: podSet{byUID: make(map[types.UID]*podIntercept)},
 		status: api.Intercept{
 			Namespace: cfg.Namespace, Workload: cfg.Workload, State: api.InterceptStarting,
-			Mode: cmp.Or(cfg.Spec.Mode, api.ModeAuto), Match: m.String(), Mirror: cfg.Spec.Mirror,
-			Ports: slices.Clone(cfg.Spec.Ports),
+			Mode: cmp.Or(cfg.Spec.Mode, api.ModeAuto), Match: m.String(), AddHeaders: cfg.Spec.Match.Added(),
+			Mirror: cfg.Spec.Mirror,
+			Ports:  slices.Clone(cfg.Spec.Ports),
 		},
 	}
 	if cfg.Clone {

@@ -127,7 +127,7 @@ func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, replaced [
 		return podAgent{container: name, sidecar: true}, nil
 	}
 	untold := workloads.Untold(pod, i.container)
-	if len(untold) > 0 && i.via == nil && len(i.claim.Match.Headers) == 0 && !i.claim.Mirror {
+	if len(untold) > 0 && i.via == nil && !i.claim.Match.Marks() && !i.claim.Mirror {
 		i.warn(fmt.Sprintf("if %s asks an intercepted port within the pod, this machine receives that, as it does "+
 			"calls of other containers; --headers, or a user of its own for the container, keeps it with the "+
 			"application", strings.Join(untold, " or ")))

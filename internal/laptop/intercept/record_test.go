@@ -21,7 +21,7 @@ import (
 func TestEventsNameTheOwnerAndNotTheMatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "web-a")
-		match := httpmatch.Spec{Headers: []httpmatch.Header{{Name: "cookie", Value: "secret"}}}
+		match := httpmatch.Spec{Headers: []httpmatch.Named{{Name: "cookie", Value: "secret"}}}
 		_, stop, err := begin(t, w, api.InterceptSpec{Match: match})
 		if err != nil {
 			t.Fatal(err)

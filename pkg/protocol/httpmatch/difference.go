@@ -12,10 +12,10 @@ const maxGot = 128
 
 // Difference is a part of a match that a request does not satisfy.
 type Difference struct {
-	Part   string `json:"part"`             // "header x-user", "path", "method"
+	Part   string `json:"part"`             // "header x-user", "baggage user", "path", "method"
 	Want   string `json:"want"`             // as the match describes it
 	Got    string `json:"got,omitempty"`    // of the request; the start of a long text
-	Absent bool   `json:"absent,omitempty"` // the request does not have the header at all
+	Absent bool   `json:"absent,omitempty"` // the request has no value of that name
 }
 
 // String returns text like `header x-user is absent` or `header x-user is "you", not "me"`.
@@ -37,15 +37,17 @@ func (m *Match) Differences(r *http.Request) (all []Difference) {
 	if m.path != nil && !m.path.matchesPath(r.URL.Path) {
 		all = append(all, Difference{Part: "path", Want: m.path.String(), Got: start(r.URL.Path)})
 	}
-	for _, h := range m.headers {
-		if h.matches(r) {
+	for i := range m.fields {
+		f := &m.fields[i]
+		if f.matches(r) {
 			continue
 		}
-		values := r.Header[h.name]
-		if h.name == "Host" {
-			values = []string{r.Host}
+		name := f.String()
+		if f.in == inHeader {
+			name = "header " + name
 		}
-		all = append(all, Difference{Part: "header " + strings.ToLower(h.name), Want: h.String(),
+		values := slices.Collect(f.values(r))
+		all = append(all, Difference{Part: name, Want: f.text.String(),
 			Got: start(strings.Join(values, ", ")), Absent: len(values) == 0})
 	}
 	return all

@@ -8,7 +8,7 @@ import (
 )
 
 func TestDifferencesNameWhatDoesNotMatch(t *testing.T) {
-	m, err := New(Spec{Headers: []Header{{Name: "X-User", Value: "me"}, {Name: "x-team", Value: "=~a|b"}}, Path: "/api",
+	m, err := New(Spec{Headers: []Named{{Name: "X-User", Value: "me"}, {Name: "x-team", Value: "=~a|b"}}, Path: "/api",
 		Methods: []string{"get", "PUT"}})
 	if err != nil {
 		t.Fatal(err)

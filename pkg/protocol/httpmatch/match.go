@@ -1,4 +1,4 @@
-// Package httpmatch matches HTTP requests by headers, path and method.
+// Package httpmatch matches HTTP requests by headers and their parts, query, path and method.
 package httpmatch
 
 import (
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"regexp"
 	"regexp/syntax"
 	"slices"
@@ -22,30 +23,54 @@ const regexpPrefix = "=~"
 //
 // A value that begins with "=~" is a regular expression (RE2) for the whole text; another value matches exactly.
 type Spec struct {
-	Headers []Header `json:"headers,omitempty"`
+	Headers []Named `json:"headers,omitempty"` // the name "host" stands for the request's host, with its port
+	Baggage []Named `json:"baggage,omitempty"` // members of W3C Baggage, decoded
+	Cookies []Named `json:"cookies,omitempty"`
+	Query   []Named `json:"query,omitempty"` // decoded
 	// Path is decoded and has no query. "/api" and "/api/" match /api and all paths below it.
 	Path    string   `json:"path,omitempty"`
 	Methods []string `json:"methods,omitempty"` // a request matches if it has one of them
 }
 
-// Header is a header that a request must have. If it is repeated, one of its values must match. The name "host" stands
-// for the host of the request, with its port if it has one.
-type Header struct {
-	Name  string `json:"name"` // in any case
+// Named is a value with a name that a request must have. If the request repeats it, one of its values must match. The
+// name of a header may be in any case.
+type Named struct {
+	Name  string `json:"name"`
 	Value string `json:"value"`
+}
+
+// IsZero reports whether s matches everything.
+func (s *Spec) IsZero() bool { return !s.Marks() && s.Path == "" && len(s.Methods) == 0 }
+
+// Marks reports whether s selects requests by what their sender adds to them: a header, or a part of one or of the
+// query.
+func (s *Spec) Marks() bool {
+	return len(s.Headers) > 0 || len(s.Baggage) > 0 || len(s.Cookies) > 0 || len(s.Query) > 0
+}
+
+// Added returns the headers that make any request match the headers and the baggage of s; nil if it has expressions, or
+// names the host.
+func (s *Spec) Added() (headers []Named) {
+	for in, named := range [...][]Named{inHeader: s.Headers, inBaggage: s.Baggage} {
+		for _, n := range named {
+			if strings.HasPrefix(n.Value, regexpPrefix) || strings.EqualFold(n.Name, "host") {
+				return nil
+			}
+			if part(in) == inBaggage {
+				n = Named{Name: "baggage", Value: n.Name + "=" + url.PathEscape(n.Value)}
+			}
+			headers = append(headers, n)
+		}
+	}
+	return headers
 }
 
 // Match matches requests. The zero Match matches every request, and connections that are not HTTP. It is immutable and
 // safe for concurrent use.
 type Match struct {
-	headers []header
+	fields  []field
 	path    *text
 	methods []string
-}
-
-type header struct {
-	name string // canonical
-	text
 }
 
 // text is a value, or an expression for it.
@@ -57,12 +82,14 @@ type text struct {
 // New compiles a Spec. Its error names the wrong field.
 func New(s Spec) (*Match, error) {
 	m := new(Match)
-	for _, h := range s.Headers {
-		parsed, err := newHeader(h)
-		if err != nil {
-			return nil, fmt.Errorf("header %q: %w", h.Name, err)
+	for in, named := range [...][]Named{inHeader: s.Headers, inBaggage: s.Baggage, inCookie: s.Cookies, inQuery: s.Query} {
+		for _, n := range named {
+			f, err := newField(part(in), n)
+			if err != nil {
+				return nil, fmt.Errorf("%s %q: %w", part(in), n.Name, err)
+			}
+			m.fields = append(m.fields, f)
 		}
-		m.headers = append(m.headers, parsed)
 	}
 	if s.Path != "" {
 		path, err := newPath(s.Path)
@@ -82,30 +109,16 @@ func New(s Spec) (*Match, error) {
 	return m, nil
 }
 
-// ParseHeader reads a header as it is written on a command line: "name=value", or "name=~expression".
-func ParseHeader(s string) (Header, error) {
+// ParseNamed reads a value as it is written on a command line: "name=value", or "name=~expression".
+func ParseNamed(s string) (Named, error) {
 	name, value, found := strings.Cut(s, "=")
 	if !found || name == "" {
-		return Header{}, fmt.Errorf("header %q: not name=value, nor name=~expression", s)
+		return Named{}, fmt.Errorf("%q is not name=value, nor name=~expression", s)
 	}
 	if strings.HasPrefix(value, "~") {
 		value = "=" + value
 	}
-	return Header{Name: name, Value: value}, nil
-}
-
-func newHeader(h Header) (header, error) {
-	if !httpguts.ValidHeaderFieldName(h.Name) {
-		return header{}, errors.New("not a name that HTTP allows")
-	}
-	value, err := newText(h.Value)
-	if err != nil {
-		return header{}, err
-	}
-	if value.re == nil && (!httpguts.ValidHeaderFieldValue(h.Value) || strings.Trim(h.Value, " \t") != h.Value) {
-		return header{}, fmt.Errorf("%q is no value that a request can have", h.Value)
-	}
-	return header{http.CanonicalHeaderKey(h.Name), value}, nil
+	return Named{Name: name, Value: value}, nil
 }
 
 func newPath(s string) (text, error) {
@@ -143,7 +156,7 @@ func newText(s string) (text, error) {
 }
 
 // All reports whether m matches everything, including connections that are not HTTP.
-func (m *Match) All() bool { return len(m.headers) == 0 && m.path == nil && len(m.methods) == 0 }
+func (m *Match) All() bool { return len(m.fields) == 0 && m.path == nil && len(m.methods) == 0 }
 
 // Matches reports whether m matches the request, which a server has read: its headers' names are canonical.
 func (m *Match) Matches(r *http.Request) bool {
@@ -153,14 +166,12 @@ func (m *Match) Matches(r *http.Request) bool {
 	if m.path != nil && !m.path.matchesPath(r.URL.Path) {
 		return false
 	}
-	return !slices.ContainsFunc(m.headers, func(h header) bool { return !h.matches(r) })
-}
-
-func (h *header) matches(r *http.Request) bool {
-	if h.name == "Host" { // net/http removes it from the headers
-		return h.text.matches(r.Host)
+	for i := range m.fields {
+		if !m.fields[i].matches(r) {
+			return false
+		}
 	}
-	return slices.ContainsFunc(r.Header[h.name], h.text.matches)
+	return true
 }
 
 func (t *text) matches(s string) bool {
@@ -179,18 +190,19 @@ func (t *text) matchesPath(path string) bool {
 	return found && (below == "" || below[0] == '/')
 }
 
-// String describes m for people: "x-user=me, path /api, GET or POST"; "everything".
+// String describes m for people: "x-user=me, baggage user=me, path /api, GET or POST"; "everything".
 func (m *Match) String() string {
 	if m.All() {
 		return "everything"
 	}
 	var parts []string
-	for _, h := range m.headers {
+	for i := range m.fields {
+		f := &m.fields[i]
 		sign := "="
-		if h.re != nil {
+		if f.re != nil {
 			sign = regexpPrefix
 		}
-		parts = append(parts, strings.ToLower(h.name)+sign+h.exact)
+		parts = append(parts, f.String()+sign+f.exact)
 	}
 	switch {
 	case m.path == nil:
@@ -207,40 +219,4 @@ func (m *Match) String() string {
 		parts = append(parts, methods)
 	}
 	return strings.Join(parts, ", ")
-}
-
-// Disjoint reports whether provably no request fits both: if both name methods and share none, if neither's path
-// contains the other's, or if both name a header, one of them with an exact value that the other does not match. Two
-// regular expressions count as not disjoint.
-//
-// A request that repeats a header can have two exact values of it, and fit both. No client sends one by accident, and
-// if such matches counted as overlapping, no two users could share a workload by a header. So they count as disjoint,
-// and the first match wins.
-func Disjoint(a, b *Match) bool {
-	if len(a.methods) > 0 && len(b.methods) > 0 &&
-		!slices.ContainsFunc(a.methods, func(m string) bool { return slices.Contains(b.methods, m) }) {
-		return true
-	}
-	if a.path != nil && b.path != nil && a.path.re == nil && b.path.re == nil &&
-		!a.path.matchesPath(b.path.exact) && !b.path.matchesPath(a.path.exact) {
-		return true
-	}
-	for _, x := range a.headers {
-		for _, y := range b.headers {
-			if x.name == y.name && disjointTexts(x.text, y.text) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func disjointTexts(a, b text) bool {
-	switch {
-	case a.re == nil:
-		return !b.matches(a.exact)
-	case b.re == nil:
-		return !a.matches(b.exact)
-	}
-	return false
 }

@@ -3,6 +3,8 @@ package httpmatch
 import (
 	"bufio"
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -34,7 +36,7 @@ func mustNew(t testing.TB, s Spec) *Match {
 func headers(lines ...string) Spec {
 	var s Spec
 	for _, l := range lines {
-		h, err := ParseHeader(l)
+		h, err := ParseNamed(l)
 		if err != nil {
 			panic(err)
 		}
@@ -79,6 +81,28 @@ func TestMatchesRequiresAllFields(t *testing.T) {
 		{"regexp-open-quote", headers(`x-user=~\Qa.b`), get(t, "/", "X-User: a.b"), true},
 		{"regexp-open-quote-whole", headers(`x-user=~\Qa.b`), get(t, "/", "X-User: a.b)"), false},
 
+		{"baggage", Spec{Baggage: []Named{{"user", "me"}}}, get(t, "/", "Baggage: team=red,user=me"), true},
+		{"baggage-lines", Spec{Baggage: []Named{{"user", "me"}}}, get(t, "/", "Baggage: team=red", "Baggage: user=me"), true},
+		{"baggage-properties", Spec{Baggage: []Named{{"user", "me"}}}, get(t, "/", "Baggage: user = me ;ttl=3; x , y=z"), true},
+		{"baggage-encoded", Spec{Baggage: []Named{{"user", "me, myself"}}}, get(t, "/", "Baggage: user=me%2C%20myself"), true},
+		{"baggage-substring", Spec{Baggage: []Named{{"user", "me"}}}, get(t, "/", "Baggage: user=me2,xuser=me"), false},
+		{"baggage-property-is-none", Spec{Baggage: []Named{{"user", "me"}}}, get(t, "/", "Baggage: a=b;user=me"), false},
+		{"baggage-key-case", Spec{Baggage: []Named{{"user", "me"}}}, get(t, "/", "Baggage: User=me"), false},
+		{"baggage-plus", Spec{Baggage: []Named{{"user", "a+b"}}}, get(t, "/", "Baggage: user=a+b"), true},
+		{"baggage-malformed", Spec{Baggage: []Named{{"user", "%zz"}}}, get(t, "/", "Baggage: ,=,user=%zz"), true},
+		{"baggage-regexp", Spec{Baggage: []Named{{"user", "=~m."}}}, get(t, "/", "Baggage: user=me"), true},
+		{"baggage-regexp-whole", Spec{Baggage: []Named{{"user", "=~m."}}}, get(t, "/", "Baggage: user=me,a=b"), true},
+		{"cookie", Spec{Cookies: []Named{{"user", "me"}}}, get(t, "/", "Cookie: a=b; user=me"), true},
+		{"cookie-lines", Spec{Cookies: []Named{{"user", "me"}}}, get(t, "/", "Cookie: a=b", "Cookie: user=me"), true},
+		{"cookie-quotes", Spec{Cookies: []Named{{"user", "me"}}}, get(t, "/", `Cookie: user="me"`), true},
+		{"cookie-other", Spec{Cookies: []Named{{"user", "me"}}}, get(t, "/", "Cookie: user=me2; xuser=me"), false},
+		{"cookie-equals", Spec{Cookies: []Named{{"user", "a=b"}}}, get(t, "/", "Cookie: user=a=b"), true},
+		{"query", Spec{Query: []Named{{"user", "me"}}}, get(t, "/?a=b&user=me"), true},
+		{"query-encoded", Spec{Query: []Named{{"the user", "a&b"}}}, get(t, "/?the+user=a%26b"), true},
+		{"query-repeated", Spec{Query: []Named{{"user", "me"}}}, get(t, "/?user=you&user=me"), true},
+		{"query-absent", Spec{Query: []Named{{"user", ""}}}, get(t, "/"), false},
+		{"query-empty", Spec{Query: []Named{{"user", ""}}}, get(t, "/?user"), true},
+		{"query-regexp", Spec{Query: []Named{{"user", "=~m.*"}}}, get(t, "/?user=me"), true},
 		{"path", Spec{Path: "/api"}, get(t, "/api"), true},
 		{"path-below", Spec{Path: "/api"}, get(t, "/api/v1?x=y"), true},
 		{"path-query", Spec{Path: "/api"}, get(t, "/api?x=y"), true},
@@ -104,7 +128,8 @@ func TestMatchesRequiresAllFields(t *testing.T) {
 			if got := m.Matches(tt.r); got != tt.want {
 				t.Errorf("%s matches: %v, want %v", m, got, tt.want)
 			}
-			if allocs := testing.AllocsPerRun(10, func() { m.Matches(tt.r) }); allocs != 0 {
+			encoded := strings.HasSuffix(tt.name, "-encoded") || tt.name == "baggage-malformed"
+			if allocs := testing.AllocsPerRun(10, func() { m.Matches(tt.r) }); allocs != 0 && !encoded {
 				t.Errorf("%v allocations", allocs)
 			}
 		})
@@ -123,6 +148,33 @@ func TestZeroMatchesEverything(t *testing.T) {
 	}
 }
 
+// What Added returns makes a request match.
+func TestAddedHeadersMatch(t *testing.T) {
+	for _, tt := range []struct {
+		spec Spec
+		want int
+	}{
+		{Spec{}, 0},
+		{headers("x-user=me", "x-team=red"), 2},
+		{Spec{Headers: headers("x-user=me").Headers, Baggage: []Named{{"user", `a b,"c;d\é%+=`}}}, 2},
+		{headers("x-user=~me"), 0},
+		{headers("host=web"), 0},
+		{Spec{Cookies: []Named{{"user", "me"}}}, 0},
+	} {
+		added := tt.spec.Added()
+		if len(added) != tt.want {
+			t.Errorf("%+v: %v", tt.spec, added)
+		}
+		r := get(t, "/")
+		for _, h := range added {
+			r.Header.Add(h.Name, h.Value)
+		}
+		if m := mustNew(t, tt.spec); len(added) > 0 && !m.Matches(r) {
+			t.Errorf("%s does not match %v", m, added)
+		}
+	}
+}
+
 func TestNewRejectsInvalidSpecs(t *testing.T) {
 	tests := []struct {
 		spec Spec
@@ -136,6 +188,10 @@ func TestNewRejectsInvalidSpecs(t *testing.T) {
 		{headers("x-user=~("), "header \"x-user\": error parsing regexp: missing closing ): `(`"},
 		{headers("x-user=~a)(b"), "header \"x-user\": error parsing regexp: unexpected ): `a)(b`"},
 		{headers("x-user=~(?!a)"), "header \"x-user\": error parsing regexp: invalid or unsupported Perl syntax: `(?!`"},
+		{Spec{Baggage: []Named{{"a b", "x"}}}, `baggage "a b": not a name that HTTP allows`},
+		{Spec{Cookies: []Named{{"user", "a;b"}}}, `cookie "user": "a;b" is no value that a request can have`},
+		{Spec{Query: []Named{{"", "x"}}}, `query "": not a name that HTTP allows`},
+		{Spec{Query: []Named{{"user", "=~("}}}, "query \"user\": error parsing regexp: missing closing ): `(`"},
 		{Spec{Path: "api"}, `path "api": it must begin with a slash`},
 		{Spec{Path: "/api?x=y"}, `path "/api?x=y": the query is no part of it`},
 		{Spec{Path: "=~["}, "path \"=~[\": error parsing regexp: missing closing ]: `[`"},
@@ -149,23 +205,23 @@ func TestNewRejectsInvalidSpecs(t *testing.T) {
 	}
 }
 
-func TestParseHeaderSplitsAtTheFirstEqualsSign(t *testing.T) {
+func TestParseNamedSplitsAtTheFirstEqualsSign(t *testing.T) {
 	tests := []struct {
 		in   string
-		want Header
+		want Named
 	}{
-		{"x-user=me", Header{"x-user", "me"}},
-		{"x-user=", Header{"x-user", ""}},
-		{"x-user=~m.*", Header{"x-user", "=~m.*"}},
-		{"cookie=a=b", Header{"cookie", "a=b"}},
+		{"x-user=me", Named{"x-user", "me"}},
+		{"x-user=", Named{"x-user", ""}},
+		{"x-user=~m.*", Named{"x-user", "=~m.*"}},
+		{"cookie=a=b", Named{"cookie", "a=b"}},
 	}
 	for _, tt := range tests {
-		if got, err := ParseHeader(tt.in); err != nil || got != tt.want {
+		if got, err := ParseNamed(tt.in); err != nil || got != tt.want {
 			t.Errorf("%q: %+v, %v", tt.in, got, err)
 		}
 	}
 	for _, in := range []string{"", "x-user", "=me", "x-user: me"} {
-		if got, err := ParseHeader(in); err == nil {
+		if got, err := ParseNamed(in); err == nil {
 			t.Errorf("%q: %+v", in, got)
 		}
 	}
@@ -173,13 +229,14 @@ func TestParseHeaderSplitsAtTheFirstEqualsSign(t *testing.T) {
 
 func TestStringNormalizesTheSpec(t *testing.T) {
 	full := headers("X-User=me", "x-team=~r.*")
+	full.Baggage, full.Cookies, full.Query = []Named{{"user", "me"}}, []Named{{"S", "=~x"}}, []Named{{"q", ""}}
 	full.Path, full.Methods = "/api/", []string{"get", "Post", "GET", "PUT"}
 	tests := []struct {
 		spec Spec
 		want string
 	}{
 		{Spec{}, "everything"},
-		{full, "x-user=me, x-team=~r.*, path /api, GET, POST or PUT"},
+		{full, "x-user=me, x-team=~r.*, baggage user=me, cookie S=~x, query q=, path /api, GET, POST or PUT"},
 		{Spec{Path: "/"}, "path /"},
 		{Spec{Path: "=~/v[12]"}, "path =~/v[12]"},
 		{Spec{Methods: []string{"GET", "POST"}}, "GET or POST"},
@@ -205,13 +262,36 @@ func TestDisjointIsConservative(t *testing.T) {
 		{"one-name-of-two", headers("x-user=me", "x-team=red"), headers("x-team=blue"), true},
 		{"regexp-takes", headers("x-user=me"), headers("x-user=~m."), false},
 		{"regexp-does-not-take", headers("x-user=you"), headers("x-user=~m."), true},
-		{"two-regexps", headers("x-user=~a"), headers("x-user=~b"), false},
+		{"two-regexps", headers("x-user=~a"), headers("x-user=~b"), true},
+		{"regexps-prefix", headers("x-user=~me-.*"), headers("x-user=~you-.*"), true},
+		{"regexps-suffix", headers("x-user=~.*-me"), headers("x-user=~.*-you"), true},
+		{"regexps-suffix-of-other", headers("x-user=~.*me"), headers("x-user=~.*some"), false},
+		{"regexps-anywhere", headers("baggage=~.*session=x.*"), headers("baggage=~.*session=y.*"), false},
+		{"regexps-fold", headers("x-user=~(?i)me"), headers("x-user=~ME|x"), false},
+		{"regexps-kelvin", headers("x-user=~(?i)k"), headers("x-user=~\u212a"), false},
+		{"regexps-line", headers("x-user=~a.b"), headers("x-user=~a\nb"), true},
+		{"regexps-any-line", headers("x-user=~(?s)a.b"), headers("x-user=~a\nb"), false},
+		{"regexps-classes", headers("x-user=~[a-m]+"), headers("x-user=~[n-z]+"), true},
+		{"regexps-counts", headers("x-user=~a{1,3}"), headers("x-user=~a{4,6}"), true},
+		{"regexps-lengths", headers("x-user=~(aa)*"), headers("x-user=~a(aa)*"), true},
+		{"regexps-empty", headers("x-user=~a*"), headers("x-user=~b*"), false},
+		{"regexps-assertions", headers(`x-user=~a\b.*`), headers("x-user=~ab"), false}, // not provable without \b
+		{"regexps-too-large", headers("x-user=~.*(a|b){400}x"), headers("x-user=~.*(a|b){400}y"), false},
+		{"regexps-same-path", Spec{Path: "=~/a/.*"}, Spec{Path: "=~/./b"}, false},
+		{"regexps-paths", Spec{Path: "=~/v1/.*"}, Spec{Path: "=~/v[2-9]/.*"}, true},
+		{"baggage", Spec{Baggage: []Named{{"user", "me"}}}, Spec{Baggage: []Named{{"user", "you"}}}, true},
+		{"baggage-keys", Spec{Baggage: []Named{{"user", "me"}}}, Spec{Baggage: []Named{{"User", "you"}}}, false},
+		{"baggage-and-cookie", Spec{Baggage: []Named{{"user", "me"}}}, Spec{Cookies: []Named{{"user", "you"}}}, false},
+		{"cookies", Spec{Cookies: []Named{{"user", "me"}}}, Spec{Cookies: []Named{{"user", "=~you.*"}}}, true},
+		{"query", Spec{Query: []Named{{"user", "me"}}}, Spec{Query: []Named{{"user", "=~m."}}}, false},
 		{"paths", Spec{Path: "/api"}, Spec{Path: "/web"}, true},
 		{"paths-same", Spec{Path: "/api"}, Spec{Path: "/api/"}, false},
 		{"path-below", Spec{Path: "/api"}, Spec{Path: "/api/v1"}, false},
 		{"path-sibling", Spec{Path: "/api"}, Spec{Path: "/apix"}, true},
 		{"path-root", Spec{Path: "/"}, Spec{Path: "/api"}, false},
-		{"path-regexp", Spec{Path: "/api"}, Spec{Path: "=~/web"}, false},
+		{"path-regexp", Spec{Path: "/api"}, Spec{Path: "=~/web"}, true},
+		{"path-regexp-below", Spec{Path: "/api"}, Spec{Path: "=~/api/.*"}, false},
+		{"path-regexp-sibling", Spec{Path: "/api"}, Spec{Path: "=~/apix.*"}, true},
 		{"path-and-header", Spec{Path: "/api"}, headers("x-user=me"), false},
 		{"methods", Spec{Methods: []string{"GET", "HEAD"}}, Spec{Methods: []string{"POST"}}, true},
 		{"methods-shared", Spec{Methods: []string{"GET", "HEAD"}}, Spec{Methods: []string{"HEAD"}}, false},
@@ -275,16 +355,59 @@ func FuzzNew(f *testing.F) {
 		f.Add(s, "me", "/api/v1")
 	}
 	f.Fuzz(func(t *testing.T, spec, value, path string) {
-		m, err := New(Spec{Headers: []Header{{"x-user", spec}}, Path: spec})
+		m, err := New(Spec{Headers: []Named{{"x-user", spec}}, Path: spec})
 		if err != nil {
 			return
 		}
 		r := get(t, "/", "X-User: me")
 		r.Header["X-User"], r.URL.Path = []string{value}, path
 		m.Matches(r)
-		if m.String() == "" || m.All() || Disjoint(m, m) {
+		if m.String() == "" || m.All() || m.Matches(r) && Disjoint(m, m) {
 			t.Errorf("%q makes %s", spec, m)
 		}
+	})
+}
+
+// FuzzDisjoint looks for a text that two expressions match although they count as disjoint.
+func FuzzDisjoint(f *testing.F) {
+	for _, s := range [][3]string{{"m.*", "me|you", "me"}, {"(?i)k", "\u212a", "K"}, {"a{2,3}", "(aa)*", "aa"},
+		{`a\b.*`, "a .", "a x"}, {"[^a]", "(?s).", "\n"}, {"^a$", "(?m)^a$", "a"}, {"\ufffd", ".", "\xff"}} {
+		f.Add(s[0], s[1], s[2])
+	}
+	f.Fuzz(func(t *testing.T, x, y, value string) {
+		var both [2]*Match
+		for i, s := range []string{x, y} {
+			m, err := New(Spec{Query: []Named{{"user", "=~" + s}}})
+			if err != nil {
+				return
+			}
+			both[i] = m
+		}
+		r := get(t, "/")
+		r.URL.RawQuery = "user=" + url.QueryEscape(value)
+		if both[0].Matches(r) && both[1].Matches(r) && Disjoint(both[0], both[1]) {
+			t.Errorf("%q and %q both match %q", x, y, value)
+		}
+	})
+}
+
+// FuzzMatches compares the readers of cookies and of queries with those of net/http.
+func FuzzMatches(f *testing.F) {
+	for _, s := range []string{"a=b; user=me", `user="me"`, "a&user=me;x", "user=m%65&x", ";;=,user = me;p=1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, line string) {
+		r := get(t, "/")
+		r.Header["Cookie"], r.Header["Baggage"], r.URL.RawQuery = []string{line}, []string{line}, line
+		cookie := mustNew(t, Spec{Cookies: []Named{{"user", "me"}}})
+		if want := slices.ContainsFunc(r.CookiesNamed("user"), func(c *http.Cookie) bool { return c.Value == "me" }); want && !cookie.Matches(r) {
+			t.Errorf("no cookie user=me in %q", line)
+		}
+		query := mustNew(t, Spec{Query: []Named{{"user", "me"}}})
+		if values, err := url.ParseQuery(line); err == nil && slices.Contains(values["user"], "me") != query.Matches(r) {
+			t.Errorf("user=me in the query %q: %v", line, query.Matches(r))
+		}
+		mustNew(t, Spec{Baggage: []Named{{"user", "me"}}}).Matches(r)
 	})
 }
 

@@ -133,11 +133,11 @@ func (t *target) Away() bool { return t.away.Load() }
 
 func header(tb testing.TB, s string) *httpmatch.Match {
 	tb.Helper()
-	h, err := httpmatch.ParseHeader(s)
+	h, err := httpmatch.ParseNamed(s)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	m, err := httpmatch.New(httpmatch.Spec{Headers: []httpmatch.Header{h}})
+	m, err := httpmatch.New(httpmatch.Spec{Headers: []httpmatch.Named{h}})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -249,6 +249,17 @@ func (h *head) dropH2C() {
 		options += ",Upgrade"
 	}
 	connection := without(h.header["Connection"], options)
+	h.drop("Upgrade", "Connection", "Http2-Settings")
+	for _, left := range [][2]string{{"Connection", connection}, {"Upgrade", upgrade}} {
+		if left[1] != "" {
+			h.header.Set(left[0], left[1])
+			h.add(left[0] + ": " + left[1])
+		}
+	}
+}
+
+// drop removes headers. Their names are canonical.
+func (h *head) drop(names ...string) {
 	var raw []byte
 	dropped := false
 	for line := range bytes.Lines(h.raw) {
@@ -256,22 +267,14 @@ func (h *head) dropH2C() {
 			continue
 		}
 		name, _, _ := bytes.Cut(line, []byte(":"))
-		switch textproto.CanonicalMIMEHeaderKey(string(bytes.TrimRight(name, " \t"))) {
-		case "Upgrade", "Connection", "Http2-Settings":
-			dropped = true
-		default:
-			dropped = false
+		dropped = slices.Contains(names, textproto.CanonicalMIMEHeaderKey(string(bytes.TrimRight(name, " \t"))))
+		if !dropped {
 			raw = append(raw, line...)
 		}
 	}
 	h.raw = raw
-	delete(h.header, "Http2-Settings")
-	for _, left := range [][2]string{{"Connection", connection}, {"Upgrade", upgrade}} {
-		delete(h.header, left[0])
-		if left[1] != "" {
-			h.header.Set(left[0], left[1])
-			h.add(left[0] + ": " + left[1])
-		}
+	for _, name := range names {
+		delete(h.header, name)
 	}
 }
 

@@ -385,6 +385,11 @@ func (x *exchange) relay(u *upstream, a *head, status int) (done bool, err error
 	}
 	x.last = x.last || closes || ends
 	x.answered = true
+	if x.t.noStore(x.r.Method) {
+		a.drop(cacheHeaders[:]...)
+		a.header.Set(cacheHeaders[0], noStore)
+		a.add(cacheHeaders[0] + ": " + noStore)
+	}
 	x.record.answered(status, a.header)
 	if _, err := x.c.own.bw.Write(a.raw); err != nil {
 		return false, errClient{err}

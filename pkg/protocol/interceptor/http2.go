@@ -236,6 +236,12 @@ func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destinatio
 		if c.isDraining() {
 			w.Header().Set("Connection", "close") // GOAWAY
 		}
+		if t.noStore(r.Method) {
+			for _, name := range cacheHeaders {
+				resp.Header.Del(name)
+			}
+			resp.Header.Set(cacheHeaders[0], noStore)
+		}
 		err = relay(w, resp)
 	}
 	var trailer http.Header

@@ -34,6 +34,59 @@ func forEachProtocol(t *testing.T, f func(t *testing.T, major int)) {
 	}
 }
 
+// Browsers and caches must not keep what a target answers; the application's answers, calls of other methods, and a claim
+// that says so, stay as they are.
+func TestAnswersOfTheTargetAreNotKept(t *testing.T) {
+	says := func(name string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h := w.Header()
+			h.Set("X-Name", name)
+			h["Cache-Control"] = []string{"public", "max-age=60"}
+			h.Set("CDN-Cache-Control", "max-age=600")
+			h.Set("ETag", `"x"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+			}
+		})
+	}
+	forEachProtocol(t, func(t *testing.T, major int) {
+		r := newRig(t, serve(t, says("app")))
+		c := client(t, major)
+		for _, tt := range []struct {
+			method, user string
+			conditional  bool
+			want         string
+		}{
+			{"GET", "me", false, "laptop [no-store] []"},
+			{"GET", "me", true, "laptop [no-store] []"},
+			{"HEAD", "me", false, "laptop [no-store] []"},
+			{"POST", "me", false, "laptop [public max-age=60] [max-age=600]"},
+			{"GET", "kept", false, "laptop [public max-age=60] [max-age=600]"},
+			{"GET", "", false, "app [public max-age=60] [max-age=600]"},
+		} {
+			laptop := &target{addr: serve(t, says("laptop"))}
+			r.claim(Claim{Match: header(t, "x-user=me"), NoStore: true, Target: laptop}, Claim{Match: header(t, "x-user=kept"), Target: laptop})
+			req, err := http.NewRequest(tt.method, r.url("/"), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("X-User", tt.user)
+			if tt.conditional {
+				req.Header.Set("If-None-Match", `"x"`)
+			}
+			resp, err := c.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			h := resp.Header
+			if got := fmt.Sprint(h.Get("X-Name"), " ", h["Cache-Control"], " ", h["Cdn-Cache-Control"]); got != tt.want || h.Get("Etag") != `"x"` {
+				t.Errorf("%s of %q: %s, want %s", tt.method, tt.user, got, tt.want)
+			}
+		}
+	})
+}
+
 func TestEachRequestIsMatched(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		r := newRig(t, serve(t, says("app")))

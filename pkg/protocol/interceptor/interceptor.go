@@ -42,6 +42,9 @@ type Claim struct {
 	Mirror bool             // the target gets a copy, and the Interceptor drops its answers
 	// Observe, with Mirror, means that the target gets nothing: the claim only records.
 	Observe bool
+	// NoStore means that clients and caches must not keep the target's answers, whatever these say: another owner's
+	// request, or one after the claim's end, could get such an answer.
+	NoStore bool
 	Target  Target
 	Stats   *Stats // not nil
 

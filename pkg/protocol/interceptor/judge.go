@@ -20,6 +20,17 @@ func judge(claims []Claim, r *http.Request) (destination, []*Claim) {
 	return first(claims, func(c *Claim) bool { return c.matches(r) })
 }
 
+// noStore reports whether no cache may keep the answer. Caches keep answers to other methods only if told to (RFC 9111,
+// 4), and calls of gRPC, whose answers have no caches, stay as they are.
+func (t destination) noStore(method string) bool {
+	return !t.application() && t.claim.NoStore && (method == http.MethodGet || method == http.MethodHead)
+}
+
+// cacheHeaders tell caches whether to keep an answer: RFC 9111, 5.2, and RFC 9213.
+var cacheHeaders = [...]string{"Cache-Control", "Cdn-Cache-Control"}
+
+const noStore = "no-store"
+
 // judgeRaw is judge for a connection or flow that is not HTTP.
 func judgeRaw(claims []Claim) (destination, []*Claim) {
 	return first(claims, func(c *Claim) bool { return c.all() && !c.Observe })

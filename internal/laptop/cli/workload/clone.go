@@ -66,6 +66,7 @@ func newClone(f *command.Factory) *cobra.Command {
 // addTo defines the flags.
 func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	o.spec.addMatch(cmd)
+	o.spec.addCache(cmd)
 	o.spec.addRecord(cmd)
 	cmd.Flags().StringSliceVar(&o.spec.ports, "port", nil, "port of the container whose requests go to the clone's "+
 		"same port, [tcp|udp/]PORT; may be repeated (default: all ports)")
@@ -127,9 +128,8 @@ func (o *cloneOptions) cloneSpec() (api.CloneSpec, error) {
 	if s.Replicas < 1 {
 		return s, api.Errorf(api.ExitUsage, "--replicas must be at least 1")
 	}
-	if s.NoTraffic && (len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods)+len(o.spec.ports) > 0) {
-		return s, api.Errorf(api.ExitUsage,
-			"--no-traffic cannot be combined with --headers, --path, --method or --port")
+	if s.NoTraffic && o.spec.selects() {
+		return s, api.Errorf(api.ExitUsage, "--no-traffic cannot be combined with --port, or with a match such as --headers")
 	}
 	if s.Restart && len(o.sync) == 0 {
 		return s, api.Errorf(api.ExitUsage, "--restart-on-sync requires --sync").WithHint("add --sync LOCAL:REMOTE")

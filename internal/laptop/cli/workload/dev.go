@@ -115,8 +115,8 @@ func (o *devOptions) addTo(cmd *cobra.Command) {
 			"with --docker")
 	o.flags.AddEgress(cmd, "via-pod")
 	f.BoolVar(&o.inbound, "proxy", false,
-		"send requests of the workload to the program: all requests, or those that --headers, --path and --method "+
-			"select")
+		"send requests of the workload to the program: all requests, or those that a match selects, such as "+
+			"--headers")
 	f.StringArrayVar(&o.env, "env", nil,
 		"NAME=VALUE overrides a variable of the container; NAME takes the value from this machine; may be repeated")
 	f.StringArrayVar(&o.envFiles, "env-file", nil, "file with one --env value per line; may be repeated")
@@ -137,7 +137,7 @@ func (o *devOptions) addTo(cmd *cobra.Command) {
 
 // wantsRequests reports whether the program receives requests of the workload.
 func (o *devOptions) wantsRequests() bool {
-	return o.inbound || len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0 || len(o.spec.ports) > 0
+	return o.inbound || o.spec.selects()
 }
 
 func (o *devOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {

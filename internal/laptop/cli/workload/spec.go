@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +24,11 @@ import (
 // specFlags select the requests of an intercept and the ports they go to.
 type specFlags struct {
 	headers   []string
+	baggage   []string
+	cookies   []string
+	query     []string
+	method    string // of gRPC
+	cache     bool
 	path      string
 	methods   []string
 	ports     []string
@@ -39,16 +46,30 @@ func (f *specFlags) addMatch(cmd *cobra.Command) {
 	// Not a StringSlice: values may have commas.
 	flags.StringArrayVarP(&f.headers, "headers", "H", nil,
 		"only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
+	flags.StringArrayVar(&f.baggage, "baggage", nil, "only requests with this member of the header baggage, KEY=VALUE or "+
+		"KEY=~REGEXP; may be repeated: all must match")
+	flags.StringArrayVar(&f.cookies, "cookie", nil,
+		"only requests with this cookie, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
+	flags.StringArrayVar(&f.query, "query", nil,
+		"only requests with this parameter in the query, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
 	flags.StringVar(&f.path, "path", "", "only requests for this path or below it, or =~REGEXP")
 	flags.StringSliceVar(&f.methods, "method", nil, "only requests with this method; may be repeated: one must match")
+	flags.StringVar(&f.method, "grpc-method", "", "only gRPC calls of this PACKAGE.SERVICE or PACKAGE.SERVICE/METHOD")
 	flags.BoolVar(&f.flush, "flush", false, "close connections that are already open, so that their clients reconnect")
 	flags.StringVar(&f.tlsSecret, "tls-secret", "",
 		"Secret of type kubernetes.io/tls with which the application serves TLS; required to match headers inside TLS")
 	command.Complete(cmd, "method", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 }
 
+// addCache adds --cache.
+func (f *specFlags) addCache(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&f.cache, "cache", false, "let browsers and caches keep the answers (default: answers to GET and "+
+		"HEAD get 'Cache-Control: no-store', so that none comes again after the intercept)")
+}
+
 func (f *specFlags) addTo(cmd *cobra.Command) {
 	f.addTarget(cmd)
+	f.addCache(cmd)
 	cmd.Flags().BoolVar(&f.mirror, "mirror", false,
 		"send a copy of the requests to this machine; the application still answers")
 }
@@ -79,28 +100,65 @@ func (f *specFlags) addRecord(cmd *cobra.Command) {
 
 // spec builds the specification from the flags, without TLS, which needs the cluster.
 func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
-	s := api.InterceptSpec{Container: f.container, Mode: mode, Mirror: f.mirror, Flush: f.flush, Record: f.record}
+	s := api.InterceptSpec{Container: f.container, Mode: mode, Mirror: f.mirror, Flush: f.flush, Cache: f.cache,
+		Record: f.record}
 	if f.record < 0 || f.record > api.MaxKept {
 		return s, api.Errorf(api.ExitUsage, "--record %d is not between 0 and %d", f.record, api.MaxKept)
 	}
-	for _, text := range f.headers {
-		h, err := httpmatch.ParseHeader(text)
-		if err != nil {
-			return s, api.Errorf(api.ExitUsage, "--headers: %q is not a header", text).
-				WithHint("write it like --headers x-user=me, or --headers 'x-user=~me|you' for a regular expression")
-		}
-		s.Match.Headers = append(s.Match.Headers, h)
-	}
-	s.Match.Methods, s.Match.Path = api.Texts(f.methods, strings.ToUpper), f.path
-	if _, err := httpmatch.New(s.Match); err != nil {
-		return s, api.Errorf(api.ExitUsage, "%w", err).
-			WithHint("a value matches literally or, after =~, as a regular expression (RE2) for the whole text:\n" +
-				"--headers x-user=me   --headers 'x-user=~me|you'   --path /api   --path '=~/v[12]/.*'   --method GET")
-	}
 	var err error
+	if s.Match, err = f.match(); err != nil {
+		return s, err
+	}
 	s.Ports, err = f.portMaps()
 	return s, err
 }
+
+// match builds the match from the flags.
+func (f *specFlags) match() (m httpmatch.Spec, err error) {
+	for _, part := range []struct {
+		flag  string
+		texts []string
+		to    *[]httpmatch.Named
+	}{{"headers", f.headers, &m.Headers}, {"baggage", f.baggage, &m.Baggage}, {"cookie", f.cookies, &m.Cookies},
+		{"query", f.query, &m.Query}} {
+		for _, text := range part.texts {
+			n, err := httpmatch.ParseNamed(text)
+			if err != nil {
+				return m, api.Errorf(api.ExitUsage, "--%s: %w", part.flag, err).
+					WithHint("write it like --%[1]s user=me, or --%[1]s 'user=~me|you' for a regular expression", part.flag)
+			}
+			*part.to = append(*part.to, n)
+		}
+	}
+	m.Methods, m.Path = api.Texts(f.methods, strings.ToUpper), f.path
+	if f.method != "" {
+		if m.Path != "" || len(m.Methods) > 0 {
+			return m, api.Errorf(api.ExitUsage, "--grpc-method selects the path and the method").
+				WithHint("leave out --path and --method")
+		}
+		if !grpcMethod.MatchString(f.method) {
+			return m, api.Errorf(api.ExitUsage, "--grpc-method: %q is neither a service nor a method of gRPC", f.method).
+				WithHint("write it like --grpc-method shop.v1.Cart or --grpc-method shop.v1.Cart/AddItem")
+		}
+		m.Path, m.Methods = "/"+strings.TrimPrefix(f.method, "/"), []string{http.MethodPost}
+	}
+	if _, err := httpmatch.New(m); err != nil {
+		return m, api.Errorf(api.ExitUsage, "%w", err).
+			WithHint("a value matches literally or, after =~, as a regular expression (RE2) for the whole text:\n" +
+				"--headers x-user=me   --headers 'x-user=~me|you'   --path /api   --path '=~/v[12]/.*'   --method GET")
+	}
+	return m, nil
+}
+
+// selects reports whether a flag selects requests or ports.
+func (f *specFlags) selects() bool {
+	m, err := f.match()
+	return err != nil || !m.IsZero() || len(f.ports) > 0
+}
+
+// grpcMethod is the path of a gRPC call, or of all calls to a service, with or without the slash before it:
+// https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests
+var grpcMethod = regexp.MustCompile(`^/?\w+(\.\w+)*(/\w+)?$`)
 
 // portMaps returns the ports of --port and --portmap.
 func (f *specFlags) portMaps() (ports []api.PortMap, err error) {
@@ -136,13 +194,12 @@ func (f *specFlags) portMaps() (ports []api.PortMap, err error) {
 
 // checkMatch returns an error if the settings require a match in the namespace and spec has none.
 func checkMatch(cfg *config.Config, spec api.InterceptSpec, namespace string) error {
-	m := spec.Match
-	if len(m.Headers) > 0 || m.Path != "" || len(m.Methods) > 0 || !cfg.RequireMatch.Requires(namespace) {
+	if !spec.Match.IsZero() || !cfg.RequireMatch.Requires(namespace) {
 		return nil
 	}
 	return api.Errorf(api.ExitMatch, "an intercept in the namespace %s requires a match, so that others keep their "+
 		"requests: requireMatch is set by %s", namespace, cfg.Setting(config.KeyRequireMatch).Source).
-		WithHint("Select your requests: --headers x-user=me, --path or --method.\n" +
+		WithHint("Select your requests, for example with --headers x-user=me or --baggage user=me.\n" +
 			"To take all requests nevertheless: --require-match=false")
 }
 
