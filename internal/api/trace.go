@@ -26,6 +26,8 @@ type TracedRequest struct {
 	Port   uint16        `json:"port"` // of the pod
 	Claims []TracedClaim `json:"claims"`
 	To     int           `json:"to"` // index of the claim that got it; -1: the application
+	// Fits are those of the order's matches that the request satisfies, as Match.String describes them.
+	Fits []string `json:"fits,omitempty"`
 }
 
 // TracedClaim is a claim that the agent tried on a request.

@@ -417,6 +417,23 @@ func (y *why) intercepts(t *testing.T) {
 	t.Run("header_is_lost", func(t *testing.T) {
 		y.finds(t, api.ExitHeaderLost, "header x-user is absent", via+"&drop=X-User", "-H", header)
 	})
+	t.Run("hop_that_lost_it_is_named", func(t *testing.T) {
+		front := &shop{world: y.shop.world, namespace: y.shop.namespace, workload: "pod/front"}
+		defer y.leave(t, front)
+		for match, at := range map[string]string{"x-user=nobody": "the application", "x-user=me": "this machine"} {
+			y.proxy(t, front, "--headers", match, "--port", "8080:8080")
+			url := via
+			if at == "this machine" { // by the name: the address is mapped here
+				url = "http://front.why-shop/via?to=" + y.url
+			}
+			y.finds(t, api.ExitHeaderLost, "header x-user is absent", url+"&drop=X-User", "-H", header)
+			e, _ := y.ask(t, url+"&drop=X-User", "-H", header)
+			if notes, want := strings.Join(hop(e, "agent").Notes, "\n"), "pod front of pod/front had it with x-user=me, and gave it to "+at; !strings.Contains(notes, want) {
+				t.Errorf("no %q:\n%s", want, notes)
+			}
+		}
+		y.finds(t, 0, "", "http://front.why-shop/via?to="+y.url, "-H", header) // propagated
+	})
 	t.Run("connection_is_older", func(t *testing.T) {
 		y.finds(t, api.ExitOldConnection, "older than the intercept", via, "-H", header)
 	})

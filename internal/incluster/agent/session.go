@@ -216,7 +216,7 @@ func (s *laptopSession) obey(o *api.AgentOrder) (answer api.AgentReport, err err
 	case o.Probe != nil:
 		err = l.expect(o.Probe)
 	case o.Trace != "":
-		answer.Trace, err = l.trace(o.Trace, s.owner)
+		answer.Trace, err = l.trace(o, s.owner)
 	case o.Names:
 		answer.Names, err = readNames(resolvConf, hostsFile, l.own)
 	case o.Release != "":

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/protocol/interceptor"
 )
 
@@ -20,6 +21,7 @@ const (
 	maxTraces      = 64 // of all owners
 	maxTraced      = 8  // requests of a trace
 	maxTraceClaims = 64 // of a request
+	maxWanted      = 64 // matches of an announcement
 	maxOlder       = 16 // connections
 	traceLength    = 32
 )
@@ -33,12 +35,13 @@ type tracer struct {
 
 type trace struct {
 	owner    string // hash
+	wanted   []*httpmatch.Match
 	until    time.Time
 	requests []api.TracedRequest
 }
 
 // announce begins a trace of an owner, or prolongs it.
-func (t *tracer) announce(id, owner string, now time.Time) *api.Error {
+func (t *tracer) announce(id, owner string, wanted []*httpmatch.Match, now time.Time) *api.Error {
 	if len(id) != traceLength || strings.Trim(id, "0123456789abcdef") != "" {
 		return api.Errorf(api.ExitUsage, "a trace ID has %d hexadecimal digits", traceLength)
 	}
@@ -55,7 +58,7 @@ func (t *tracer) announce(id, owner string, now time.Time) *api.Error {
 	case tr.owner != owner:
 		return api.Errorf(api.ExitConflict, "another owner traces this ID")
 	}
-	tr.until = now.Add(traceTimeout)
+	tr.wanted, tr.until = wanted, now.Add(traceTimeout)
 	return nil
 }
 
@@ -71,7 +74,7 @@ func (t *tracer) get(id string) (tr trace, announced bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if found := t.traces[id]; found != nil && time.Now().Before(found.until) {
-		return trace{owner: found.owner, requests: slices.Clone(found.requests)}, true
+		return trace{owner: found.owner, wanted: found.wanted, requests: slices.Clone(found.requests)}, true
 	}
 	return trace{}, false
 }
@@ -97,11 +100,19 @@ func traceID(r *http.Request) string {
 }
 
 // trace announces a trace ID of an owner, and returns the requests of that trace.
-func (l *leader) trace(id string, by *owner) (*api.AgentTrace, error) {
-	if err := l.traces.announce(id, by.hash, time.Now()); err != nil {
+func (l *leader) trace(o *api.AgentOrder, by *owner) (*api.AgentTrace, error) {
+	var wanted []*httpmatch.Match
+	for _, spec := range o.Wanted[:min(len(o.Wanted), maxWanted)] {
+		m, err := httpmatch.New(spec)
+		if err != nil {
+			return nil, api.Errorf(api.ExitUsage, "the match: %w", err)
+		}
+		wanted = append(wanted, m)
+	}
+	if err := l.traces.announce(o.Trace, by.hash, wanted, time.Now()); err != nil {
 		return nil, err
 	}
-	noted, _ := l.traces.get(id)
+	noted, _ := l.traces.get(o.Trace)
 	t := &api.AgentTrace{Requests: noted.requests}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,6 +140,11 @@ func (l *leader) traced(f interceptor.Flow, r *http.Request, claims []intercepto
 		return
 	}
 	note := api.TracedRequest{Port: f.Dst.Port(), To: -1}
+	for _, m := range tr.wanted {
+		if m.Matches(r) {
+			note.Fits = append(note.Fits, m.String())
+		}
+	}
 	for n := range claims[:min(len(claims), maxTraceClaims)] {
 		c := &claims[n]
 		hash, _, _ := strings.Cut(c.ID, "/") // newTable

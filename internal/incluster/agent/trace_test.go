@@ -10,14 +10,15 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 func traceIDOf(n int) string { return fmt.Sprintf("%032x", n) }
 
 // noted announces a trace ID and returns what the agent has noted.
-func (m *testLaptop) noted(id string) *api.AgentTrace {
+func (m *testLaptop) noted(id string, wanted ...httpmatch.Spec) *api.AgentTrace {
 	m.t.Helper()
-	r, err := m.answer(api.AgentOrder{Trace: id})
+	r, err := m.answer(api.AgentOrder{Trace: id, Wanted: wanted})
 	if err != nil || r.Trace == nil {
 		m.t.Fatalf("%+v, %v", r, err)
 	}
@@ -73,19 +74,51 @@ func TestTraceTellsWhatHappenedToARequest(t *testing.T) {
 	})
 }
 
+// The agent of a hop knows which other matches of the owner a request fits there.
+func TestTraceTellsWhichMatchesARequestFits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		a := newPod(t, alice)
+		l := a.connect(alice)
+		if err := l.claim("1", "x-team=red"); err != nil {
+			t.Fatal(err)
+		}
+		id := traceIDOf(1)
+		wanted := []httpmatch.Spec{{Headers: []httpmatch.Named{{Name: "x-user", Value: "me"}}}, {Baggage: []httpmatch.Named{{Name: "user", Value: "me"}}}}
+		l.noted(id, wanted...)
+		a.ask("X-User=me", "Baggage=user=me", "Kubevpn-Why="+id)
+		a.ask("Baggage=user=me", "Traceparent=00-"+id+"-0000000000000001-01")
+		a.ask("Kubevpn-Why=" + id)
+		var got []string
+		for _, r := range l.noted(id, wanted...).Requests {
+			got = append(got, fmt.Sprint(r.Fits))
+		}
+		if want := "[x-user=me baggage user=me] [baggage user=me] []"; strings.Join(got, " ") != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		for n := range 2 * maxWanted {
+			wanted = append(wanted, httpmatch.Spec{Path: fmt.Sprint("/", n)})
+		}
+		l.noted(traceIDOf(2), wanted...)
+		if _, err := l.answer(api.AgentOrder{Trace: traceIDOf(3), Wanted: []httpmatch.Spec{{Path: "x"}}}); err == nil {
+			t.Error("the agent accepts a match that is none")
+		}
+	})
+}
+
 func TestTracesAreBoundedAndExpire(t *testing.T) {
 	tr := tracer{traces: make(map[string]*trace)}
 	now := time.Now()
 	for n := range maxTraces {
-		if err := tr.announce(traceIDOf(n), "owner", now); err != nil {
+		if err := tr.announce(traceIDOf(n), "owner", nil, now); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if tr.announce(traceIDOf(maxTraces), "owner", now) == nil {
+	if tr.announce(traceIDOf(maxTraces), "owner", nil, now) == nil {
 		t.Errorf("announce accepted more than %d traces", maxTraces)
 	}
 	for _, id := range []string{"", "x", strings.Repeat("g", 32), strings.Repeat("A", 32)} {
-		if tr.announce(id, "owner", now) == nil {
+		if tr.announce(id, "owner", nil, now) == nil {
 			t.Errorf("announce accepted the trace ID %q", id)
 		}
 	}

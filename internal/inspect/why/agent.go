@@ -3,8 +3,10 @@ package why
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -25,19 +27,30 @@ type landing struct {
 // mine reports whether this machine got the request.
 func (l *landing) mine() bool { return l.to != nil && l.to.Mine }
 
-// land returns where an agent saw the request. It prefers an agent that sent it to this machine.
-func (j *facts) land() (best *landing) {
-	for n := range j.Traces {
-		for _, p := range j.Traces[n].Pods {
-			for _, r := range cmp.Or(p.Trace, new(api.AgentTrace)).Requests {
-				l := &landing{intercept: &j.Traces[n], pod: p.Pod, request: &r}
-				if r.To >= 0 && r.To < len(r.Claims) {
-					l.to = &r.Claims[r.To]
-				}
-				if best == nil || l.mine() && !best.mine() {
-					best = l
+// landings yields where agents saw the request, and those that programs made of it.
+func (j *facts) landings() iter.Seq[*landing] {
+	return func(yield func(*landing) bool) {
+		for n := range j.Traces {
+			for _, p := range j.Traces[n].Pods {
+				for _, r := range cmp.Or(p.Trace, new(api.AgentTrace)).Requests {
+					l := &landing{intercept: &j.Traces[n], pod: p.Pod, request: &r}
+					if r.To >= 0 && r.To < len(r.Claims) {
+						l.to = &r.Claims[r.To]
+					}
+					if !yield(l) {
+						return
+					}
 				}
 			}
+		}
+	}
+}
+
+// land returns where an agent saw the request. It prefers an agent that sent it to this machine.
+func (j *facts) land() (best *landing) {
+	for l := range j.landings() {
+		if best == nil || l.mine() && !best.mine() {
+			best = l
 		}
 	}
 	return best
@@ -58,6 +71,8 @@ func (j *judge) agent() api.Finding {
 		return check.Skipped("this machine has no intercept").WithNotes(j.others()...)
 	case l == nil:
 		return j.unseen()
+	case j.lostAt() != nil:
+		return j.lost(j.lostAt())
 	case l.mine():
 		target := "this machine"
 		if l.intercept.Clone {
@@ -69,7 +84,7 @@ func (j *judge) agent() api.Finding {
 			l.to.Owner, l.to.Match).WithNotes(tried(l.request)...).
 			WithFix("Send other headers, or ask %s to run `kubevpn leave`.", api.Clean(l.to.Owner))
 	case j.wanted(l.intercept):
-		return j.lost()
+		return j.lost(l)
 	}
 	return check.OK("the agent of pod %s sends it to the application", l.pod).WithNotes(tried(l.request)...)
 }
@@ -91,17 +106,17 @@ func tried(r *api.TracedRequest) (notes []string) {
 }
 
 // lost is the finding for a request that should match and went to the application.
-func (j *judge) lost() api.Finding {
-	l := j.landed
+func (j *judge) lost(l *landing) api.Finding {
 	for _, c := range l.request.Claims {
 		switch {
 		case !c.Mine:
 		case len(c.Differences) > 0:
 			return check.Failed(api.ExitHeaderLost, "it reached the agent of pod %s changed: %v", l.pod,
 				c.Differences[0]).
-				WithNotes(tried(l.request)...).
+				WithNotes(append(j.had(l, c.Match), tried(l.request)...)...).
 				WithFix("You sent what the match needs. A program or proxy before this pod removes or changes it: " +
-					"let it\npropagate the header, as it does with tracing headers.")
+					"let it\npropagate the header, as it does with tracing headers. `kubevpn requests TYPE/NAME` of a " +
+					"workload on the way\nshows whether it still gets the header.")
 		case c.Away:
 			return check.Warning("the agent of pod %s does not reach this machine", l.pod).
 				WithNotes(tried(l.request)...)
@@ -109,6 +124,43 @@ func (j *judge) lost() api.Finding {
 	}
 	return check.OK("the agent of pod %s sends it to the application: port %d is not intercepted", l.pod,
 		l.request.Port)
+}
+
+// lostAt returns where the application got a request that lacked only headers of the match of this machine's intercept,
+// although it was sent with them. It may be one that a program made of the first.
+func (j *judge) lostAt() *landing {
+	for l := range j.landings() {
+		if l.to == nil && j.wanted(l.intercept) && slices.ContainsFunc(l.request.Claims, func(c api.TracedClaim) bool {
+			return c.Mine && len(c.Differences) > 0 && !slices.ContainsFunc(c.Differences, isOwn)
+		}) {
+			return l
+		}
+	}
+	return nil
+}
+
+// isOwn reports whether a request that a program makes of another has its own value of what differs.
+func isOwn(d httpmatch.Difference) bool {
+	return !strings.HasPrefix(d.Part, "header ") && !strings.HasPrefix(d.Part, "baggage ")
+}
+
+// had names the hops that got a request with what a match needs, of those that have an agent of this machine. One of
+// them, or something behind it, sent the request on without.
+func (j *judge) had(lost *landing, match string) (notes []string) {
+	for l := range j.landings() {
+		if l.pod == lost.pod || !slices.Contains(l.request.Fits, match) {
+			continue
+		}
+		to := "the application"
+		if l.mine() {
+			to = "this machine"
+		} else if l.to != nil {
+			to = l.to.Owner
+		}
+		notes = append(notes, fmt.Sprintf("pod %s of %s had it with %s, and gave it to %s: that program, or one after "+
+			"it, sent it on without", l.pod, l.intercept.Workload, match, to))
+	}
+	return notes
 }
 
 // unseen is the finding for a request that no agent saw.

@@ -186,6 +186,14 @@ var planted = map[string]struct {
 	"a header that a hop before removed": {func(_ *testing.T, f *facts) {
 		f.intercepted(-1, lost)
 	}, api.ExitHeaderLost, "agent", "the agent of pod web-1 changed: header x-user is absent"},
+	"a header that the program of this machine removed": {func(_ *testing.T, f *facts) {
+		f.intercepted(0, mine)
+		f.behind()
+	}, api.ExitHeaderLost, "agent", "pod web-1 of deployment/web had it with x-user=me, and gave it to this machine"},
+	"a header that a hop before removed, after one with another match": {func(_ *testing.T, f *facts) {
+		f.intercepted(0, anns)
+		f.behind()
+	}, api.ExitHeaderLost, "agent", "pod web-1 of deployment/web had it with x-user=me, and gave it to ann@desk"},
 	"the match of another developer": {func(_ *testing.T, f *facts) {
 		f.intercepted(1, lost, anns)
 	}, api.ExitOtherMatch, "agent", "sends it to ann@desk, whose match is x-user=ann"},
@@ -333,6 +341,16 @@ func (f *facts) intercepted(to int, claims ...api.TracedClaim) *api.InterceptTra
 	return &f.Traces[0]
 }
 
+// behind adds an intercept of a workload behind the first, whose agent saw the request without the header.
+func (f *facts) behind() {
+	f.Traces[0].Pods[0].Trace.Requests[0].Fits = []string{"x-user=me"}
+	i := f.Traces[0]
+	i.Workload = "deployment/behind"
+	i.Pods = []api.PodTrace{{Pod: "behind-1", Trace: &api.AgentTrace{
+		Requests: []api.TracedRequest{{Port: 8080, Claims: []api.TracedClaim{lost}, To: -1}}}}}
+	f.Traces = append(f.Traces, i)
+}
+
 var (
 	absent = httpmatch.Difference{Part: "header x-user", Want: "me", Absent: true}
 	mine   = api.TracedClaim{Owner: "me@laptop", Mine: true, Match: "x-user=me"}
@@ -372,6 +390,12 @@ func TestHealthyRequestsHaveNoCause(t *testing.T) {
 		"an intercept that the request does not pass": func(_ *testing.T, f *facts) {
 			i := f.intercepted(-1)
 			i.Workload, i.Pods[0].Pod, i.Pods[0].Trace.Requests = "deployment/behind", "behind-1", nil
+		},
+		"a request of the program for another path": func(_ *testing.T, f *facts) {
+			f.intercepted(0, mine)
+			f.behind()
+			c := &f.Traces[1].Pods[0].Trace.Requests[0].Claims[0]
+			c.Differences = append(c.Differences, httpmatch.Difference{Part: "path", Want: "/api", Got: "/"})
 		},
 		"an agent that tells nothing": func(_ *testing.T, f *facts) {
 			i := f.intercepted(-1)

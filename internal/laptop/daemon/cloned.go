@@ -63,11 +63,11 @@ func (c *cloned) Requests(ctx context.Context, req api.RequestsRequest, emit fun
 	return c.intercept.Requests(ctx, req, emit)
 }
 
-func (c *cloned) Trace(ctx context.Context, id string) api.InterceptTrace {
+func (c *cloned) Trace(ctx context.Context, order api.AgentOrder) api.InterceptTrace {
 	if c.intercept == nil {
 		return api.InterceptTrace{Clone: true, Pods: []api.PodTrace{}}
 	}
-	return c.intercept.Trace(ctx, id)
+	return c.intercept.Trace(ctx, order)
 }
 
 // onPods sends the addresses of the clone's ready pods to the agents.

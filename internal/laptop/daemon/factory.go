@@ -76,8 +76,8 @@ type Intercept interface {
 	Status() api.Intercept
 	// Requests calls emit with what is recorded of its requests; see intercept.Intercept.
 	Requests(ctx context.Context, req api.RequestsRequest, emit func(api.Record)) error
-	// Trace announces a trace ID to the agents, and returns what they have noted of its requests.
-	Trace(ctx context.Context, id string) api.InterceptTrace
+	// Trace announces a trace ID to the agents with an order, and returns what they have noted of its requests.
+	Trace(ctx context.Context, order api.AgentOrder) api.InterceptTrace
 }
 
 // Owner is the user and machine that hold the intercepts of a daemon.

@@ -29,8 +29,8 @@ type fakeIntercept struct {
 
 func (i *fakeIntercept) Begun() <-chan struct{} { return i.ready }
 
-func (i *fakeIntercept) Trace(_ context.Context, id string) api.InterceptTrace {
-	return api.InterceptTrace{Workload: i.config.Workload, Pods: []api.PodTrace{{Pod: id}}}
+func (i *fakeIntercept) Trace(_ context.Context, order api.AgentOrder) api.InterceptTrace {
+	return api.InterceptTrace{Workload: i.config.Workload, Pods: []api.PodTrace{{Pod: order.Trace}}}
 }
 
 func (i *fakeIntercept) become(state api.InterceptState) {

@@ -13,7 +13,7 @@ import (
 const maxTracedPods = 50
 
 // Trace announces a trace ID to the agents of the pods, and returns the requests of that trace.
-func (i *Intercept) Trace(ctx context.Context, id string) api.InterceptTrace {
+func (i *Intercept) Trace(ctx context.Context, order api.AgentOrder) api.InterceptTrace {
 	var asking sync.WaitGroup
 	i.mu.Lock()
 	s, pods := i.status, i.sorted()
@@ -29,7 +29,7 @@ func (i *Intercept) Trace(ctx context.Context, id string) api.InterceptTrace {
 			continue
 		}
 		asking.Go(func() {
-			answer, err := l.order(ctx, api.AgentOrder{Trace: id})
+			answer, err := l.order(ctx, order)
 			if p.Trace = answer.Trace; err != nil {
 				p.Error = err.Error()
 			} else if p.Trace == nil {

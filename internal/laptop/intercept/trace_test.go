@@ -13,7 +13,7 @@ func TestTraceTellsSilentAgentsFromMissingOnes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := i.Trace(t.Context(), "0123456789abcdef0123456789abcdef")
+	tr := i.Trace(t.Context(), api.AgentOrder{Trace: "0123456789abcdef0123456789abcdef"})
 	if len(tr.Pods) != 1 || tr.Pods[0].Pod != "web-1" || tr.Pods[0].Error == "" || tr.Pods[0].Reason != "" {
 		t.Errorf("trace %+v", tr)
 	}
