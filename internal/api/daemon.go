@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // ConnectRequest asks the daemon for a connection. A second request for the same cluster returns the same connection
@@ -34,6 +35,8 @@ type ConnectRequest struct {
 	// Settings are those of ConnectSettings and of the intercept, with their origins. With the origin cluster,
 	// ExtraCIDRs and ExtraDomains need the user's consent.
 	Settings []Setting `json:"settings,omitempty"`
+	// AddHeaders are added by a proxy to requests for http URLs of the cluster.
+	AddHeaders []httpmatch.Named `json:"addHeaders,omitempty"`
 	// Use accepts an existing connection as it is: its namespace stays, and only settings of flags have to be its own.
 	Use bool `json:"use,omitempty"`
 	// Reconnect ends the connections to the cluster first, and what uses them.

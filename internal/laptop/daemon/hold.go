@@ -47,7 +47,7 @@ func Hold(ctx context.Context, cfg HoldConfig) error {
 		cs.group.Go(h.follow)
 		cs.dial, cs.intercepts.dial, cs.localhost, helper = cfg.Place.Dial, cfg.Place.Dial, cfg.Place, h
 	case cfg.Proxy != nil:
-		cs.proxy = newProxy(cfg.Proxy, cfg.Logger)
+		cs.proxy = newProxy(cfg.Proxy, cfg.Request.Connect.AddHeaders, cfg.Logger)
 		helper = cs.proxy
 	}
 	if err := cs.adopt(helper); err != nil {

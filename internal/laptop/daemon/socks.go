@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/laptop/connection"
 	"kubevpn/pkg/protocol/dns"
+	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/protocol/socks"
 )
 
@@ -34,6 +36,7 @@ const socksUser = "kubevpn"
 type proxy struct {
 	unprivileged
 	listener       net.Listener
+	headers        []httpmatch.Named // added to requests
 	password, page string
 	logger         *slog.Logger
 	link           atomic.Pointer[api.Link] // nil: there is none yet
@@ -44,9 +47,9 @@ type proxy struct {
 	dialInside func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
 }
 
-func newProxy(listener net.Listener, logger *slog.Logger) *proxy {
+func newProxy(listener net.Listener, headers []httpmatch.Named, logger *slog.Logger) *proxy {
 	return &proxy{
-		unprivileged: newUnprivileged(), listener: listener, password: rand.Text(),
+		unprivileged: newUnprivileged(), listener: listener, headers: headers, password: rand.Text(),
 		page: "/" + rand.Text() + ".pac", logger: logger,
 	}
 }
@@ -80,7 +83,7 @@ func (p *proxy) run(ctx context.Context, conn Connection, resolver *dns.Resolver
 // serve serves the proxy until ctx ends.
 func (p *proxy) serve(ctx context.Context) error {
 	server := socks.New(socks.Config{
-		User: socksUser, Password: p.password, Dial: p.dial, Logger: p.logger,
+		User: socksUser, Password: p.password, Dial: p.dial, Modify: p.addHeaders, Logger: p.logger,
 		Page: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/x-ns-proxy-autoconfig")
 			_, _ = w.Write(p.pac()) // it fails if the client has gone
@@ -113,6 +116,33 @@ func (p *proxy) routed(a netip.Addr) bool {
 	return link != nil && slices.ContainsFunc(link.Routes, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
+// addHeaders adds headers to a request for the cluster, unless the client has set them. Baggage gets another member.
+func (p *proxy) addHeaders(r *http.Request) {
+	if len(p.headers) == 0 {
+		return
+	}
+	addrs, err := p.addresses(r.Context(), r.URL.Hostname())
+	if err != nil || !slices.ContainsFunc(addrs, p.inside) { // the dial tells of err
+		return
+	}
+	for _, h := range p.headers {
+		switch name := http.CanonicalHeaderKey(h.Name); {
+		case r.Header[name] == nil:
+			r.Header.Set(name, h.Value)
+		case name == "Baggage":
+			r.Header.Set(name, strings.Join(append(r.Header[name], h.Value), ","))
+		}
+	}
+}
+
+// addresses returns the addresses of a name, or the address that host is.
+func (p *proxy) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{a.Unmap()}, nil
+	}
+	return p.resolver.Lookup(ctx, host)
+}
+
 // dial connects a client of the proxy to HOST:PORT. It tries the addresses of a name in order.
 func (p *proxy) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
@@ -123,10 +153,8 @@ func (p *proxy) dial(ctx context.Context, network, address string) (net.Conn, er
 	if err != nil {
 		return nil, err
 	}
-	addrs := []netip.Addr{}
-	if a, err := netip.ParseAddr(host); err == nil {
-		addrs = append(addrs, a.Unmap())
-	} else if addrs, err = p.resolver.Lookup(ctx, host); err != nil {
+	addrs, err := p.addresses(ctx, host)
+	if err != nil {
 		return nil, err
 	}
 	var errs []error

@@ -22,6 +22,7 @@ import (
 	"kubevpn/internal/laptop/connection"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/protocol/dns"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // reached is a connection to a cluster with one Service, web.default, which is a server of this machine.
@@ -83,9 +84,11 @@ func (c *reached) Inside(dst netip.Addr) bool {
 }
 
 // startSOCKS holds a proxy until the test ends, and returns what it reports.
-func startSOCKS(t *testing.T) (*api.SOCKS, *reached, <-chan error) {
+func startSOCKS(t *testing.T, headers ...httpmatch.Named) (*api.SOCKS, *reached, <-chan error) {
 	t.Helper()
-	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Host) }))
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.Host, r.Header["X-User"], r.Header["Baggage"])
+	}))
 	t.Cleanup(web.Close)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -95,10 +98,12 @@ func startSOCKS(t *testing.T) (*api.SOCKS, *reached, <-chan error) {
 		web: web.Listener.Addr().String()}
 	shown := make(chan *api.SOCKS, 1)
 	done := make(chan error, 1)
+	connect := request("east")
+	connect.AddHeaders = headers
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		done <- Hold(ctx, HoldConfig{
-			Request: api.InterceptRequest{Connect: request("east")}, Proxy: l, Logger: discard(),
+			Request: api.InterceptRequest{Connect: connect}, Proxy: l, Logger: discard(),
 			Progress: func(e api.Event) {
 				if c := e.Connection; c != nil && c.Status == api.StatusConnected {
 					shown <- c.SOCKS
@@ -149,6 +154,32 @@ func TestSOCKSReachesTheClusterByNameAndAddress(t *testing.T) {
 	c.end <- lost
 	if err := wait(t, done, "the end"); !errors.Is(err, lost) || err.Error() != lost.Message {
 		t.Errorf("Hold = %v, want %v", err, lost)
+	}
+}
+
+func TestProxyAddsHeadersForTheClusterOnly(t *testing.T) {
+	testenv.NeedPrograms(t, "curl")
+	p, _, _ := startSOCKS(t, httpmatch.Named{Name: "x-user", Value: "me"}, httpmatch.Named{Name: "baggage", Value: "user=me"})
+	for _, tt := range []struct {
+		scheme, header, want string
+	}{
+		{"http", "a: b", "web[me] [user=me]"},
+		{"http", "x-user: you", "web[you] [user=me]"},
+		{"http", "baggage: a=b", "web[me] [a=b,user=me]"},
+		{"socks5h", "a: b", "web[] []"}, // bytes
+	} {
+		through := url.URL{Scheme: tt.scheme, User: url.UserPassword(p.User, p.Password), Host: p.Address}
+		out, err := exec.Command("curl", "-sS", "--noproxy", "none", "--max-time", "20", "--proxy", through.String(), "-H", tt.header, "http://web").CombinedOutput()
+		if err != nil || string(out) != tt.want {
+			t.Errorf("%s, %s: %q, %v, want %q", tt.scheme, tt.header, out, err, tt.want)
+		}
+	}
+	inside := &proxy{headers: []httpmatch.Named{{Name: "x-user", Value: "me"}}, inside: (&reached{}).Inside}
+	for address, want := range map[string]string{"10.96.0.80:8080": "me", "[fd00:96::1]": "me", "93.184.216.34": ""} {
+		r := httptest.NewRequest("GET", "http://"+address+"/", nil)
+		if inside.addHeaders(r); r.Header.Get("X-User") != want {
+			t.Errorf("%s: %v", address, r.Header)
+		}
 	}
 }
 

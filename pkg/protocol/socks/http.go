@@ -36,6 +36,9 @@ func (s *Server) httpServer(ctx context.Context, transport http.RoundTripper) *h
 				}
 			}
 			r.Out.URL.RawQuery = r.In.URL.RawQuery
+			if s.cfg.Modify != nil {
+				s.cfg.Modify(r.Out)
+			}
 		},
 		Transport:    transport,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) { fail(w, err) },

@@ -48,6 +48,9 @@ type Config struct {
 	// Dial connects to HOST:PORT. network is "tcp" or "udp"; a conn of "udp" has one datagram per Read and Write. The
 	// client learns from the error whether the target refused, was unreachable or did not answer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Modify, if not nil, may change the headers of a request for an http URL before it is sent. It may be called
+	// concurrently.
+	Modify func(*http.Request)
 	// Page, if not nil, answers HTTP requests for PagePath. It needs no credentials, so the path should be a secret.
 	Page     http.Handler
 	PagePath string

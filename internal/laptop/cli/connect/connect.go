@@ -25,6 +25,7 @@ type connectOptions struct {
 	reconnect  bool
 	name       string
 	socks      string // address of the proxy; empty: none
+	headers    []string
 	output     *term.Format
 }
 
@@ -54,6 +55,8 @@ func newConnect(f *command.Factory) *cobra.Command {
 			"kubevpn connect --allow-inbound 8080",
 			"Serve a SOCKS5 and HTTP proxy and change nothing on this machine, until Ctrl-C (without root)",
 			"kubevpn connect --socks 127.0.0.1:1080",
+			"Add a header to the requests of a browser that uses the proxy",
+			"kubevpn connect --socks 127.0.0.1:1080 --add-header x-user=me",
 			"Run without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
 			"Connect with the identity of a workload's pods: NetworkPolicies, mesh and allow-lists see them",
 			"kubevpn connect -n shop --via deployment/web",
@@ -67,6 +70,9 @@ func newConnect(f *command.Factory) *cobra.Command {
 	cmd.Flags().StringVar(&o.socks, "socks", "",
 		"loopback address and port at which to serve a SOCKS5 and HTTP proxy until Ctrl-C; only programs that use it "+
 			"reach the cluster; needs no root and changes nothing on this machine")
+	cmd.Flags().StringArrayVar(&o.headers, "add-header", nil,
+		"NAME=VALUE that the proxy of --socks adds to requests for http URLs of the cluster, so that a browser's requests "+
+			"match an intercept; may be repeated")
 	cmd.Flags().StringVar(&o.name, "name", "",
 		"label under which names always mean this cluster, NAME.NAMESPACE.LABEL (default: the context's name)")
 	cmd.Flags().BoolVar(&o.reconnect, "reconnect", false,
@@ -82,9 +88,12 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 			"--reconnect is for the daemon's connections, not for --foreground and --socks").
 			WithHint("leave --reconnect out")
 	}
+	headers, err := o.added()
+	if err != nil {
+		return err
+	}
 	var proxy net.Listener
 	if o.socks != "" { // before the login, which may ask the user
-		var err error
 		if proxy, err = o.listen(); err != nil {
 			return err
 		}
@@ -95,7 +104,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 	if err != nil {
 		return err
 	}
-	req.Reconnect, req.Name = o.reconnect, o.name
+	req.Reconnect, req.Name, req.AddHeaders = o.reconnect, o.name, headers
 	if o.flags.Here {
 		return o.hold(ctx, req, proxy, on, quiet)
 	}

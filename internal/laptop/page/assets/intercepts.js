@@ -28,9 +28,17 @@ export class Intercepts {
     keyed(this.list, status.intercepts, key, (i) => {
       this.cards.set(key(i), new Card(i));
       return this.cards.get(key(i)).node;
-    }, (_, i) => this.cards.get(key(i)).update(i));
+    }, (_, i) => this.cards.get(key(i)).update(i, status.connections.find((c) => c.id === i.connection)));
   }
 }
+
+const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
+// browser tells how the requests of a browser for http URLs get what the match needs.
+const browser = (i, connection) => i.addHeaders && ['kubevpn connect --socks 127.0.0.1:1080',
+  ...connection?.context ? [`--context ${quoted(connection.context)}`] : [],
+  ...i.addHeaders.map((h) => `--add-header ${quoted(`${h.name}=${h.value}`)}`)].join(' ') +
+  ', then set the PAC file that it prints as the proxy of the browser; it adds this to http URLs of the cluster';
 
 class Card {
   constructor(i) {
@@ -45,7 +53,7 @@ class Card {
       this.facts.node, ...this.clone ? [this.clone.node] : [], this.pods.node, this.requests.node);
   }
 
-  update(i) {
+  update(i, connection) {
     if (this.last !== undefined && this.last !== i.state) announce(`The intercept of ${i.workload} is ${i.state}`);
     this.last = i.state;
     badge(this.state, i.state, kinds[i.state] ?? 'busy');
@@ -55,6 +63,7 @@ class Card {
       ['Match', i.match], ['Requests go to', i.clone ? `the clone ${i.clone.name}` : `this machine${i.mirror ? ', as copies' : ''}`],
       ['Ports', (i.ports ?? []).map((p) => `${p.protocol} ${p.container} to ${p.local}`).join(', ')], ['Requests so far', String(i.requests)],
       ['Mode', i.modeReason ? `${i.mode}: ${i.modeReason}` : i.mode], ['Owner', i.owner], ['Connection', i.connection], ['Age', age(i.since)],
+      ['For a browser', browser(i, connection)],
     ]);
     this.pods.update(i.pods ?? [], (p) => p.name, (p) => [p.name, p.intercepted ? 'yes' : 'no', p.reason]);
     if (this.clone && i.clone) this.clone.update(i.clone);
