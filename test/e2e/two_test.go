@@ -146,6 +146,16 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 		l.must(t, "kubevpn", "disconnect", "--all")
 		l.sameAs(t, before)
 	})
+	t.Run("label_of_another_connection", func(t *testing.T) {
+		failure{code: api.ExitUsage, message: "cannot end names", hint: "--name staging"}.check(t, l.run(t, "kubevpn", "connect", "--name", "com"))
+		l.connect(t, "--name", "same")
+		c := l.connectTo(t, there, "--name", "same")
+		if c.DNS.Alias != "" || !slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, "another connection has the name same") }) {
+			t.Errorf("%q, %q", c.DNS.Alias, c.Warnings)
+		}
+		l.must(t, "kubevpn", "disconnect", "--all")
+		l.sameAs(t, before)
+	})
 	t.Run("both_connect_at_once", func(t *testing.T) {
 		for range 3 {
 			attempts := []*attempt{l.begin(t), l.begin(t, "--kubeconfig", there)}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	mdns "github.com/miekg/dns"
 
+	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/host/route"
@@ -273,5 +274,15 @@ func TestAnswersHaveMappedAddresses(t *testing.T) {
 				t.Error("the answer of cluster DNS, which the cache holds, has changed")
 			}
 		})
+	}
+}
+
+func TestNameMustBeALabel(t *testing.T) {
+	for name, valid := range map[string]bool{"": true, "staging": true, "Team A": true, "com": false, "???": false} {
+		cfg := *newTestConnection(t).cfg
+		cfg.Request.Name = name
+		if _, err := New(cfg); (err == nil) != valid || err != nil && api.AsError(err).Code != api.ExitUsage {
+			t.Errorf("%q: %v", name, err)
+		}
 	}
 }

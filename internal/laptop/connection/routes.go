@@ -188,6 +188,10 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	}
 	r.planned = p
 	r.hosts.routes.Store(&p.Routes)
+	label := alias(&r.cfg.Request)
+	if label != "" && r.cfg.Network.DomainTaken(label) { // checker.targets says so
+		label = ""
+	}
 	r.status.change(func(report *report) {
 		report.shown.Device, report.shown.CIDRs, report.shown.Addresses = link.Name, p.Routes, nil
 		report.shown.Mappings = p.Mappings
@@ -195,7 +199,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 			report.shown.Addresses = append(report.shown.Addresses, a.Addr())
 		}
 		report.shown.DNS = api.DNSStatus{Mode: r.applied.ResolverMode, Domain: v.state.DNSDomain,
-			Alias:   alias(&r.cfg.Request),
+			Alias:   label,
 			Servers: v.state.DNSServers, ExtraDomains: r.cfg.Request.ExtraDomains,
 			ExcludeDomains: r.cfg.Request.ExcludeDomains, Programs: v.lease.Resolver.Next()}
 	})
