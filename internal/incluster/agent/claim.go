@@ -174,8 +174,8 @@ func newTable(claims []*claim) table {
 	for _, c := range slices.SortedStableFunc(slices.Values(claims), byAge) {
 		for _, p := range c.at() {
 			t[p] = append(t[p], interceptor.Claim{
-				ID: c.globalID(), Match: c.match, Mirror: c.mirror, Observe: c.observe, NoStore: c.noStore, Target: c.target,
-				Stats: c.stats, Record: c.record.begin, TLS: c.tls,
+				ID: c.globalID(), Match: c.match, Mirror: c.mirror, Observe: c.observe, NoStore: c.noStore,
+				Target: c.target, Stats: c.stats, Record: c.record.begin, TLS: c.tls,
 			})
 		}
 	}

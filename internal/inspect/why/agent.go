@@ -115,8 +115,8 @@ func (j *judge) lost(l *landing) api.Finding {
 				c.Differences[0]).
 				WithNotes(append(j.had(l, c.Match), tried(l.request)...)...).
 				WithFix("You sent what the match needs. A program or proxy before this pod removes or changes it: " +
-					"let it\npropagate the header, as it does with tracing headers. `kubevpn requests TYPE/NAME` of a " +
-					"workload on the way\nshows whether it still gets the header.")
+					"let it\npropagate the header, as it does with tracing headers. `kubevpn requests TYPE/NAME` of " +
+					"a workload on the way\nshows whether it still gets the header.")
 		case c.Away:
 			return check.Warning("the agent of pod %s does not reach this machine", l.pod).
 				WithNotes(tried(l.request)...)

@@ -152,7 +152,7 @@ type Connection struct {
 func New(cfg Config) (*Connection, error) {
 	if name := cfg.Request.Name; name != "" && alias(&cfg.Request) == "" {
 		return nil, api.Errorf(api.ExitUsage, "--name: %q cannot end names of the cluster", name).
-			WithHint("choose a word of letters, digits and dashes that is no domain of the Internet, like --name staging")
+			WithHint("choose a word of letters, digits and dashes that is no domain of the Internet: --name staging")
 	}
 	if cfg.Prepared == nil {
 		p, err := Prepare(cfg.Request, cfg.Logger)

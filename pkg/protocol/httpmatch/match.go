@@ -82,7 +82,8 @@ type text struct {
 // New compiles a Spec. Its error names the wrong field.
 func New(s Spec) (*Match, error) {
 	m := new(Match)
-	for in, named := range [...][]Named{inHeader: s.Headers, inBaggage: s.Baggage, inCookie: s.Cookies, inQuery: s.Query} {
+	parts := [...][]Named{inHeader: s.Headers, inBaggage: s.Baggage, inCookie: s.Cookies, inQuery: s.Query}
+	for in, named := range parts {
 		for _, n := range named {
 			f, err := newField(part(in), n)
 			if err != nil {

@@ -101,7 +101,8 @@ func (l *leases) take(p *Peer, w leaseRequest) api.Lease {
 // now: it does not come back to them, and other laptops need no route to them.
 func (l *leases) endAvoided(p *Peer, w leaseRequest, now time.Time) {
 	for addr, h := range l.taken {
-		if h.client != w.client || h.holder == nil || h.holder == p || h.holder.connected() || !overlaps(h.pool, w.avoid) {
+		if h.client != w.client || h.holder == nil || h.holder == p || h.holder.connected() ||
+			!overlaps(h.pool, w.avoid) {
 			continue
 		}
 		h.holder.removeAddress(addr)

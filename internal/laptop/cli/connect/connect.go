@@ -71,8 +71,8 @@ func newConnect(f *command.Factory) *cobra.Command {
 		"loopback address and port at which to serve a SOCKS5 and HTTP proxy until Ctrl-C; only programs that use it "+
 			"reach the cluster; needs no root and changes nothing on this machine")
 	cmd.Flags().StringArrayVar(&o.headers, "add-header", nil,
-		"NAME=VALUE that the proxy of --socks adds to requests for http URLs of the cluster, so that a browser's requests "+
-			"match an intercept; may be repeated")
+		"NAME=VALUE that the proxy of --socks adds to requests for http URLs of the cluster, so that a browser's "+
+			"requests match an intercept; may be repeated")
 	cmd.Flags().StringVar(&o.name, "name", "",
 		"label under which names always mean this cluster, NAME.NAMESPACE.LABEL (default: the context's name)")
 	cmd.Flags().BoolVar(&o.reconnect, "reconnect", false,

@@ -129,7 +129,8 @@ func (o *cloneOptions) cloneSpec() (api.CloneSpec, error) {
 		return s, api.Errorf(api.ExitUsage, "--replicas must be at least 1")
 	}
 	if s.NoTraffic && o.spec.selects() {
-		return s, api.Errorf(api.ExitUsage, "--no-traffic cannot be combined with --port, or with a match such as --headers")
+		return s, api.Errorf(api.ExitUsage,
+			"--no-traffic cannot be combined with --port, or with a match such as --headers")
 	}
 	if s.Restart && len(o.sync) == 0 {
 		return s, api.Errorf(api.ExitUsage, "--restart-on-sync requires --sync").WithHint("add --sync LOCAL:REMOTE")

@@ -46,8 +46,9 @@ func (f *specFlags) addMatch(cmd *cobra.Command) {
 	// Not a StringSlice: values may have commas.
 	flags.StringArrayVarP(&f.headers, "headers", "H", nil,
 		"only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
-	flags.StringArrayVar(&f.baggage, "baggage", nil, "only requests with this member of the header baggage, KEY=VALUE or "+
-		"KEY=~REGEXP; may be repeated: all must match")
+	flags.StringArrayVar(&f.baggage, "baggage", nil,
+		"only requests with this member of the header baggage, KEY=VALUE or KEY=~REGEXP; may be repeated: all must "+
+			"match")
 	flags.StringArrayVar(&f.cookies, "cookie", nil,
 		"only requests with this cookie, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
 	flags.StringArrayVar(&f.query, "query", nil,
@@ -63,8 +64,9 @@ func (f *specFlags) addMatch(cmd *cobra.Command) {
 
 // addCache adds --cache.
 func (f *specFlags) addCache(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&f.cache, "cache", false, "let browsers and caches keep the answers (default: answers to GET and "+
-		"HEAD get 'Cache-Control: no-store', so that none comes again after the intercept)")
+	cmd.Flags().BoolVar(&f.cache, "cache", false,
+		"let browsers and caches keep the answers (default: answers to GET and HEAD get 'Cache-Control: no-store', so "+
+			"that none comes again after the intercept)")
 }
 
 func (f *specFlags) addTo(cmd *cobra.Command) {
@@ -125,7 +127,8 @@ func (f *specFlags) match() (m httpmatch.Spec, err error) {
 			n, err := httpmatch.ParseNamed(text)
 			if err != nil {
 				return m, api.Errorf(api.ExitUsage, "--%s: %w", part.flag, err).
-					WithHint("write it like --%[1]s user=me, or --%[1]s 'user=~me|you' for a regular expression", part.flag)
+					WithHint("write it like --%[1]s user=me, or --%[1]s 'user=~me|you' for a regular expression",
+						part.flag)
 			}
 			*part.to = append(*part.to, n)
 		}
@@ -137,7 +140,7 @@ func (f *specFlags) match() (m httpmatch.Spec, err error) {
 				WithHint("leave out --path and --method")
 		}
 		if !grpcMethod.MatchString(f.method) {
-			return m, api.Errorf(api.ExitUsage, "--grpc-method: %q is neither a service nor a method of gRPC", f.method).
+			return m, api.Errorf(api.ExitUsage, "--grpc-method: %q is no service or method of gRPC", f.method).
 				WithHint("write it like --grpc-method shop.v1.Cart or --grpc-method shop.v1.Cart/AddItem")
 		}
 		m.Path, m.Methods = "/"+strings.TrimPrefix(f.method, "/"), []string{http.MethodPost}
