@@ -24,8 +24,11 @@ type CloneSpec struct {
 	// volume name to VolumeEmpty, or to VolumeShare for a volume that would otherwise be empty
 	Volumes   map[string]string `json:"volumes,omitempty"`
 	NoTraffic bool              `json:"noTraffic,omitempty"` // the clone receives no requests
-	Sync      []SyncPair        `json:"sync,omitempty"`
-	Restart   bool              `json:"restartOnSync,omitempty"`
+	// Expose means that there is no workload: a Service of that Name sends requests to this laptop.
+	Expose  bool       `json:"expose,omitempty"`
+	Host    string     `json:"host,omitempty"` // with Expose: for requests from outside of the cluster; empty: none
+	Sync    []SyncPair `json:"sync,omitempty"`
+	Restart bool       `json:"restartOnSync,omitempty"`
 	// SyncShared allows Sync to write to volumes to which the workload or other pods also write.
 	SyncShared bool `json:"syncShared,omitempty"`
 	// InsecureRegistries are registry hosts with ports that kubevpn may query over HTTP for the command of an image. It

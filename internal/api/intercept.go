@@ -116,8 +116,9 @@ type Intercept struct {
 	Checks     []Check           `json:"checks,omitempty"` // the results of the probe
 	Warnings   []string          `json:"warnings,omitempty"`
 	Error      *Error            `json:"error,omitempty"`
-	Clone      *Clone            `json:"clone,omitempty"`  // the target, if it is not the laptop
-	Others     []Claim           `json:"others,omitempty"` // intercepts of other owners on the same workload
+	Clone      *Clone            `json:"clone,omitempty"`   // the target, if it is not the laptop
+	Exposed    string            `json:"exposed,omitempty"` // the host name of a Service that `expose` made
+	Others     []Claim           `json:"others,omitempty"`  // intercepts of other owners on the same workload
 }
 
 // InterceptedPod is one pod of the workload.

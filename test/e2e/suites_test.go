@@ -72,6 +72,7 @@ var intercepts = []suite{
 	{"clone", cloneSuite},
 	{"claims", cloneClaimsSuite},
 	{"clonejob", cloneJobSuite},
+	{"expose", exposeSuite},
 	{"why", whySuite},
 	{"diff", diffSuite},
 	{"world", worldSuite},

@@ -48,6 +48,7 @@ type Config struct {
 	Listen    []api.AgentPort // a sidecar's ports; empty: not a sidecar
 	Output    io.Writer       // receives api.AgentInfo lines: standard output
 	InfoPort  uint16          // port of 127.0.0.1 that serves the latest line for a minute; 0: none
+	ReadyPort uint16          // for readiness probes of a pod without an application; 0: none
 	Logger    *slog.Logger
 
 	Pod         api.AgentPod
@@ -180,6 +181,13 @@ func (a *Agent) serve(ctx context.Context, agents, conns net.Listener, number ui
 	if err := l.receiver.start(a.cfg.Listen); err != nil {
 		return err
 	}
+	var probes net.Listener
+	if a.cfg.ReadyPort > 0 {
+		if probes, err = a.cfg.listenTCP(a.cfg.ReadyPort); err != nil {
+			return fmt.Errorf("listening for readiness probes: %w", err)
+		}
+		defer probes.Close()
+	}
 	l.mu.Lock()
 	o, err := l.register(a.cfg.Owner, a.cfg.OwnerName)
 	if err == nil {
@@ -192,6 +200,9 @@ func (a *Agent) serve(ctx context.Context, agents, conns net.Listener, number ui
 	others := a.standbyListener(agents)
 	g.Go(func() error { return l.listener.Run(live) })
 	g.Go(func() error { return others.Run(live) })
+	if probes != nil {
+		g.Go(func() error { return l.serveReady(live, probes) })
+	}
 	l.work.Go(l.dispatch)
 	l.work.Go(func() { l.serveStandbys(others) })
 	if err := l.announce(); err != nil {

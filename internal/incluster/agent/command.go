@@ -26,6 +26,7 @@ import (
 // NewCommand returns `traffic agent`.
 func NewCommand() *cobra.Command {
 	var listen []string
+	var ready uint16
 	var level slog.Level
 	cmd := &cobra.Command{
 		Use:   "agent",
@@ -49,21 +50,22 @@ $` + api.AgentPodVariable + ` has facts of the pod's spec, such as probes, as JS
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return run(ctx, listen, level)
+			return run(ctx, listen, ready, level)
 		},
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&listen, "listen", nil,
 		"[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the port on which to listen for it")
+	f.Uint16Var(&ready, "ready", 0, "port at which to answer readiness probes in place of an application")
 	f.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return cmd
 }
 
-func run(ctx context.Context, listen []string, level slog.Level) error {
+func run(ctx context.Context, listen []string, ready uint16, level slog.Level) error {
 	footprint.HalveProcessors()
 	cfg := Config{
 		Owner: os.Getenv(api.AgentOwnerVariable), OwnerName: os.Getenv(api.AgentNameVariable),
-		Socket: api.AgentSocket, Output: os.Stdout,
+		Socket: api.AgentSocket, Output: os.Stdout, ReadyPort: ready,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
 	if cfg.Owner == "" {

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubectl/pkg/util/podutils"
 	"k8s.io/utils/ptr"
@@ -44,6 +45,7 @@ type Cluster interface {
 	DialExec(namespace, pod, container string, command []string) net.Conn
 	WatchPods(ctx context.Context, w *workloads.Workload, f func([]corev1.Pod)) error
 	Kube() kubernetes.Interface
+	Dynamic() dynamic.Interface
 	Explain(err error) *api.Error
 }
 
@@ -53,8 +55,10 @@ type Config struct {
 	Namespace string // of the workload
 	Workload  string // TYPE/NAME
 	Spec      api.CloneSpec
-	Objects   api.Objects                           // labels and annotations of the objects
-	Image     func(context.Context) (string, error) // of the traffic manager; it contains the supervisor
+	Objects   api.Objects // labels and annotations of the objects
+	// Make returns what runs in place of a copy of Workload, which need not exist. Nil: a copy.
+	Make  func(image string) (Made, error)
+	Image func(context.Context) (string, error) // of the traffic manager; it contains the supervisor
 	// NeedsPullSecret reports whether the manager's own pod needs a Secret to pull Image. Nil: not checked.
 	NeedsPullSecret func(context.Context) (bool, error)
 	Owner           string               // user@host
@@ -87,8 +91,8 @@ type Clone struct {
 	begin context.CancelFunc // ends ready
 	begun chan struct{}      // closed after ready, when Progress has received all events of the start
 
-	renewEvery time.Duration
-	syncGrace  time.Duration // shorter in tests
+	lease, renewEvery time.Duration
+	syncGrace         time.Duration // shorter in tests
 
 	mu        sync.Mutex
 	status    api.Clone
@@ -105,9 +109,12 @@ func New(cfg Config) *Clone {
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
 		ended: wakeup.NewSignal(), again: wakeup.NewSignal(),
 		begun:    make(chan struct{}),
-		registry: remote.DefaultTransport, renewEvery: renewEvery, syncGrace: syncGrace,
+		registry: remote.DefaultTransport, lease: lease, renewEvery: renewEvery, syncGrace: syncGrace,
 		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting,
 			NoTraffic: cfg.Spec.NoTraffic},
+	}
+	if cfg.Make != nil {
+		c.lease = madeLease
 	}
 	c.ready, c.begin = context.WithCancel(context.Background())
 	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
@@ -159,20 +166,24 @@ func (c *Clone) Run(ctx context.Context) error {
 }
 
 func (c *Clone) run(ctx context.Context) error {
-	job, ports, err := c.plan(ctx)
+	plan := c.plan
+	if c.cfg.Make != nil {
+		plan = c.planMade
+	}
+	job, own, err := plan(ctx)
 	if err != nil {
 		return err
 	}
-	created := c.step("Creating the clone %s", job.Name)
-	own := service(job, ports)
+	created := c.step("Creating the %s %s", c.kind(), job.Name)
 	live, without, err := c.create(ctx, job, own)
 	if err != nil {
 		return err
 	}
+	if without != "" && c.cfg.Make != nil {
+		return api.Errorf(api.ExitPermission, "cannot make a Service: %s", without)
+	}
 	if without == "" {
-		host := own.Name + "." + own.Namespace
-		c.change(func(s *api.Clone) { s.Host, s.Ports = host, hostPorts(own) })
-		created("%s", host)
+		created("%s", own.Name+"."+own.Namespace)
 	} else {
 		note := "the clone has no name in DNS: " + string(without)
 		c.cfg.Progress(api.Event{Time: time.Now(), Warning: note})
@@ -187,6 +198,9 @@ func (c *Clone) run(ctx context.Context) error {
 		if err := c.await(gctx, job.Name); err != nil {
 			return err
 		}
+		if c.workload == nil {
+			return nil
+		}
 		c.recorded = c.recorder().Record(gctx, "CloneBegan", "runs the clone %s of %s in the namespace %s", job.Name,
 			c.workload, job.Namespace)
 		return nil
@@ -196,8 +210,8 @@ func (c *Clone) run(ctx context.Context) error {
 	return err
 }
 
-// plan reads the workload. It returns the Job of the clone and the ports of the workload, and publishes its notes.
-func (c *Clone) plan(ctx context.Context) (*batchv1.Job, []workloads.Port, error) {
+// plan reads the workload. It returns the Job of the clone and its Service, and publishes its notes.
+func (c *Clone) plan(ctx context.Context) (*batchv1.Job, *corev1.Service, error) {
 	done := c.step("Looking at %s", c.cfg.Workload)
 	w, err := c.cfg.Cluster.Workload(ctx, c.cfg.Namespace, c.cfg.Workload)
 	if err != nil {
@@ -233,7 +247,7 @@ func (c *Clone) plan(ctx context.Context) (*batchv1.Job, []workloads.Port, error
 		c.cfg.Progress(api.Event{Time: time.Now(), Warning: note})
 	}
 	c.change(func(s *api.Clone) { s.Name, s.Notes = job.Name, notes })
-	return job, w.Ports(), nil
+	return job, service(job, w.Ports()), nil
 }
 
 // recorder records what all users of the workload may know.
@@ -271,7 +285,19 @@ func (c *Clone) create(ctx context.Context, job *batchv1.Job, own *corev1.Servic
 	c.mu.Unlock()
 	c.again.Raise() // its pods may have arrived earlier
 	without, err := c.name(ctx, own, live)
-	return live, without, err
+	if err != nil || without != "" {
+		return live, without, err
+	}
+	host := own.Name + "." + own.Namespace
+	if c.cfg.Spec.Host != "" {
+		outside, err := c.addRoute(ctx, own, live)
+		if err != nil {
+			return live, "", err
+		}
+		host += ", " + outside
+	}
+	c.change(func(s *api.Clone) { s.Host, s.Ports = host, hostPorts(own) })
+	return live, "", nil
 }
 
 // createJob creates the Job. It first deletes a Job of the same name that an earlier daemon with the owner's key left.
@@ -441,7 +467,7 @@ func (c *Clone) update(pods []corev1.Pod) {
 	if n.ended > 0 {
 		c.ended.Raise()
 	}
-	if n.ready > 0 || done {
+	if n.ready > 0 || done || c.cfg.Make != nil && slices.ContainsFunc(pods, runs) {
 		c.begin() // after OnPods
 	}
 }
@@ -469,8 +495,8 @@ func (c *Clone) remove(ctx context.Context) error {
 		err = remove(ctx, c.kube, status.Namespace, status.Name, live.UID)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot delete the clone %s, which ends by itself %v after its last renewal: %w", status.Name,
-			lease, err)
+		return fmt.Errorf("cannot delete the %s %s, which ends by itself %v after its last renewal: %w", c.kind(),
+			status.Name, c.lease, err)
 	}
 	return nil
 }

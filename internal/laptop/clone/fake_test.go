@@ -18,8 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/dynamic"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
@@ -37,6 +40,8 @@ type world struct {
 	dial     func(pod string, command []string) net.Conn // DialExec
 	registry http.RoundTripper                           // to registries; nil: the clone's own
 
+	dynamic *dynamicfake.FakeDynamicClient
+
 	mu      sync.Mutex
 	pods    []corev1.Pod
 	changed chan struct{} // closed and replaced when pods changes
@@ -45,6 +50,7 @@ type world struct {
 
 func newWorld(objects ...runtime.Object) *world {
 	w := &world{kube: fake.NewClientset(objects...), changed: make(chan struct{})}
+	w.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{gateways: "GatewayList"})
 	w.kube.PrependReactor("create", "jobs", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -72,6 +78,7 @@ func (w *world) Workload(context.Context, string, string) (*workloads.Workload, 
 	return w.workload, nil
 }
 func (w *world) Kube() kubernetes.Interface { return w.kube }
+func (w *world) Dynamic() dynamic.Interface { return w.dynamic }
 func (w *world) Explain(err error) *api.Error {
 	if said := (*api.Error)(nil); errors.As(err, &said) {
 		return said

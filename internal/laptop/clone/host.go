@@ -72,14 +72,16 @@ func hostPorts(s *corev1.Service) []api.ClonePort {
 	return all
 }
 
+func ownerReference(job *batchv1.Job) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: job.Name, UID: job.UID}
+}
+
 // name creates the Service of the clone. The Job owns it, so Kubernetes deletes it with the Job.
 func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job) (noService, error) {
 	if errs := validation.IsDNS1035Label(s.Name); len(errs) > 0 {
 		return noService("its name is not valid for a Service: " + strings.Join(errs, "; ")), nil
 	}
-	s.OwnerReferences = []metav1.OwnerReference{{
-		APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID,
-	}}
+	s.OwnerReferences = []metav1.OwnerReference{ownerReference(owner)}
 	services := c.kube.CoreV1().Services(s.Namespace)
 	// given turns a missing permission, a quota or a policy into a reason.
 	given := func(verb string, err error) (noService, error) {

@@ -104,23 +104,25 @@ func (s original) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []st
 	if s.ends() {
 		ttl = doneJobTTL
 	}
+	job := newJob(metav1.ObjectMeta{Name: name, Namespace: cmp.Or(spec.Namespace, s.namespace)},
+		s.namespace+"/"+s.workload, owner, key, lease, ttl)
+	job.Spec.Parallelism, job.Spec.Template = new(cmp.Or(spec.Replicas, 1)), p.template
+	return job, p.notes, nil
+}
+
+// newJob returns a Job without pods, whose annotations name the workload, NAMESPACE/TYPE/NAME, and the owner.
+func newJob(meta metav1.ObjectMeta, workload, owner, key string, lease, ttl time.Duration) *batchv1.Job {
+	meta.Labels = map[string]string{labelManagedBy: managedBy, labelClone: meta.Name}
+	meta.Annotations = map[string]string{annotationWorkload: workload, annotationOwner: owner, annotationKey: key}
 	return &batchv1.Job{
-		TypeMeta: metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"},
-		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Namespace: cmp.Or(spec.Namespace, s.namespace),
-			Labels: map[string]string{labelManagedBy: managedBy, labelClone: name},
-			Annotations: map[string]string{
-				annotationWorkload: s.namespace + "/" + s.workload, annotationOwner: owner, annotationKey: key,
-			},
-		},
+		TypeMeta:   metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"},
+		ObjectMeta: meta,
 		Spec: batchv1.JobSpec{
-			Parallelism:             new(cmp.Or(spec.Replicas, 1)),
 			BackoffLimit:            new(int32(1 << 30)), // a program that ends is restarted, as in the workload
 			ActiveDeadlineSeconds:   new(int64(lease / time.Second)),
 			TTLSecondsAfterFinished: new(int32(ttl / time.Second)),
-			Template:                p.template,
 		},
-	}, p.notes, nil
+	}
 }
 
 // ends reports whether the pods are expected to end, as those of a CronJob are.

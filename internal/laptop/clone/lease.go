@@ -95,7 +95,7 @@ func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
 		wait = retryPause
 	}
 	now := k.age.now()
-	state, err := k.renew(ctx, k.live, now+lease)
+	state, err := k.renew(ctx, k.live, now+k.lease)
 	since := now - k.renewed
 	denied := k.denies(err)
 	switch {
@@ -111,10 +111,10 @@ func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
 		k.log.Warn("cannot renew the lease of the clone", "err", err)
 		k.setRenewalError(err)
 		return retryPause, nil
-	case state == jobDeleted && (since < jobTTL || since < lease && !k.isOver()):
-		return 0, api.Errorf(api.ExitLost, "somebody deleted the clone %s in the namespace %s", k.job.Name,
-			k.job.Namespace).
-			WithHint("`kubevpn clone` makes it again.")
+	case state == jobDeleted && (since < jobTTL || since < k.lease && !k.isOver()):
+		return 0, api.Errorf(api.ExitLost, "somebody deleted the %s %s in the namespace %s", k.kind(),
+			k.job.Name, k.job.Namespace).
+			WithHint("`kubevpn %s` makes it again.", k.kind())
 	}
 	k.log.Warn("the clone is gone; creating it again", "deleted", state == jobDeleted)
 	k.setRenewalError(nil)
@@ -135,7 +135,7 @@ func (k *keeper) denies(err error) bool {
 	if k.denied == nil {
 		k.denied = newAge()
 	}
-	return k.denied.now() >= lease
+	return k.denied.now() >= k.lease
 }
 
 // jobState is the state of a Job.

@@ -22,6 +22,9 @@ type cloned struct {
 	intercept *intercept.Intercept // nil: the clone receives no requests
 }
 
+// exposes reports whether the clone is no copy, but the pod of the intercept.
+func (c *cloned) exposes() bool { return c.intercept != nil && c.intercept.Exposes() }
+
 // Begun is that of the intercept, which Run runs once the clone has begun.
 func (c *cloned) Begun() <-chan struct{} {
 	if c.intercept == nil {
@@ -39,6 +42,9 @@ func (c *cloned) Status() api.Intercept {
 	}
 	made := c.clone.Status()
 	s.Clone = &made
+	if c.exposes() {
+		s.Clone, s.Exposed = nil, made.Host
+	}
 	if c.intercept == nil || s.State == api.InterceptStarting {
 		s.State = map[api.CloneState]api.InterceptState{
 			api.CloneStarting: api.InterceptStarting, api.CloneRunning: api.InterceptActive,

@@ -137,6 +137,9 @@ func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.Inte
 func (is *intercepts) resolve(ctx context.Context, connection string,
 	req api.InterceptRequest) ([]interceptKey, error) {
 	var keys []interceptKey
+	if c := req.Spec.Clone; c != nil && c.Expose {
+		return []interceptKey{{connection, req.Connect.Namespace, "service/" + c.Name, true}}, nil
+	}
 	for _, asked := range req.Workloads {
 		name, err := is.factory.Workload(ctx, req.Connect, asked)
 		if err != nil {

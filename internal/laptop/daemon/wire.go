@@ -70,10 +70,13 @@ func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg interc
 	}
 	cfg.Cluster, cfg.Session, cfg.Image, cfg.Objects = own, c, agentImage(account.Image), account.Objects
 	var i Intercept
-	if cfg.Spec.Clone != nil {
-		i, err = newCloned(cfg)
-	} else {
+	switch {
+	case cfg.Spec.Clone == nil:
 		i, err = intercept.New(cfg)
+	case cfg.Spec.Clone.Expose:
+		i, err = newExposed(cfg)
+	default:
+		i, err = newCloned(cfg)
 	}
 	switch {
 	case err != nil:
@@ -136,16 +139,46 @@ func newCloned(cfg intercept.Config) (*cloned, error) {
 			return nil, err
 		}
 	}
+	of := cloneConfig(cfg, key)
+	of.Spec, of.OnPods = spec, c.onPods
+	c.clone = clone.New(of)
+	return c, nil
+}
+
+// cloneConfig returns the configuration of a clone for an intercept.
+func cloneConfig(cfg intercept.Config, key string) clone.Config {
 	image, needsSecret := cfg.Session.Image, cfg.Session.NeedsPullSecret
 	if cfg.Image != "" {
 		image, needsSecret = func(context.Context) (string, error) { return cfg.Image, nil }, nil
 	}
-	c.clone = clone.New(clone.Config{
-		Cluster: workloads.New(cfg.Cluster), Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: spec, Image: image,
-		NeedsPullSecret: needsSecret, Owner: cfg.Owner, Key: key, OnPods: c.onPods, Progress: cfg.Progress,
+	return clone.Config{
+		Cluster: workloads.New(cfg.Cluster), Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: *cfg.Spec.Clone,
+		Image: image, NeedsPullSecret: needsSecret, Owner: cfg.Owner, Key: key, Progress: cfg.Progress,
 		Objects: cfg.Objects, Logger: cfg.Logger,
-	})
-	return c, nil
+	}
+}
+
+// newExposed returns an intercept of a pod that is made for it.
+func newExposed(cfg intercept.Config) (*cloned, error) {
+	key, err := Owner{Key: cfg.Key}.keyHash()
+	if err != nil {
+		return nil, err
+	}
+	agent := workloads.Agent{Owner: key, OwnerName: cfg.Owner, Objects: cfg.Objects}
+	exposed, err := intercept.Expose(cfg.Spec.Ports, agent)
+	if err != nil {
+		return nil, err
+	}
+	of := cloneConfig(cfg, key)
+	of.Make = func(image string) (clone.Made, error) {
+		agent.Image = image
+		e, err := intercept.Expose(cfg.Spec.Ports, agent)
+		return clone.Made{Template: e.Template, Ports: e.Ports, Annotations: e.Annotations}, err
+	}
+	c := &cloned{clone: clone.New(of)}
+	cfg.Workload, cfg.Exposed = "job/"+cfg.Spec.Clone.Name, &exposed
+	c.intercept, err = intercept.New(cfg)
+	return c, err
 }
 
 // clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. It

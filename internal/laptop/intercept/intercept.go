@@ -93,6 +93,7 @@ type Config struct {
 	ModeSource string
 	Objects    api.Objects
 	Clone      bool              // requests go to the pods that SetClone sets, not to this laptop
+	Exposed    *Exposed          // the pods of Workload were made of it: they have the agent, and no application
 	Image      string            // of the agent; empty: the traffic manager's
 	Owner      string            // the name that others see: user@host
 	Key        *ecdsa.PrivateKey // authenticates the owner to the agents
@@ -177,6 +178,9 @@ func newIntercept(cfg Config, pods pods, objects dynamic.Interface) (*Intercept,
 // Begun returns a channel that closes once probes have reached the agents of the existing pods, or when no pod runs and
 // the intercept waits for one.
 func (i *Intercept) Begun() <-chan struct{} { return i.begun }
+
+// Exposes reports whether the pods were made for this intercept.
+func (i *Intercept) Exposes() bool { return i.cfg.Exposed != nil }
 
 // Run intercepts until ctx ends, which is not an error, or until it fails. It then releases its claims, for at most
 // five seconds: agents that have not answered release their claims by themselves. Errors are *api.Error.
@@ -295,6 +299,11 @@ func (i *Intercept) readWorkload(ctx context.Context, s *subject) (err error) {
 	if s.workload.IsScheduled() {
 		return api.Errorf(api.ExitWorkload, "%s is a CronJob and receives no requests", s.workload).
 			WithHint("`kubevpn clone` runs its job in the cluster, `kubevpn dev` on this machine")
+	}
+	if i.cfg.Exposed != nil {
+		s.ports, s.container = i.cfg.Spec.Ports, exposingAgent
+		done("%s", portsText(s.ports))
+		return nil
 	}
 	if s.ports, s.container, err = choosePorts(s.workload, i.cfg.Spec); err != nil {
 		return err

@@ -32,6 +32,11 @@ func (i *Intercept) agent() workloads.Agent {
 //	auto          no                               yes                               sidecar
 //	auto          no                               no                                the rejection
 func (i *Intercept) chooseMode(ctx context.Context) error {
+	if i.cfg.Exposed != nil {
+		i.claim.Ports = i.cfg.Exposed.ports
+		i.set(func() { i.status.Mode, i.status.ModeReason = api.ModeSidecar, "the pod has the agent alone" })
+		return nil
+	}
 	requested := i.cfg.Spec.Mode
 	done := i.step("Choosing how to add the agent")
 	mode, reason := api.ModeEphemeral, "requested with "+cmp.Or(i.cfg.ModeSource, "--mode")

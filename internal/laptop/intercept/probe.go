@@ -236,8 +236,8 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 	checks := make([]api.Check, len(targets))
 	verdicts := make([]verdict, len(targets))
 	tries := probeTries
-	if i.rollout != nil {
-		tries = rolloutProbeTries // kube-proxy updates its endpoints a moment after the rollout
+	if i.rollout != nil || i.cfg.Exposed != nil {
+		tries = rolloutProbeTries // kube-proxy updates its endpoints a moment after the pods are ready
 	}
 	pr := prober{i.cfg.Session.Dial}
 	var probing sync.WaitGroup

@@ -298,6 +298,9 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 		}
 		lines = append(lines, prefixed("checked ", api.Texts(i.Checks, term.CheckText))...)
 	}
+	if i.Exposed != "" {
+		lines = append(lines, "name "+i.Exposed)
+	}
 	if i.Clone != nil {
 		lines = append(lines, o.cloneDetails(i.Clone)...)
 	}

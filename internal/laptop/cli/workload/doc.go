@@ -1,6 +1,7 @@
 // Package workload implements the commands of the help's group Workloads:
 //
 //	proxy     proxy.go, spec.go   connect if necessary; agents send the requests that match to this machine
+//	expose    expose.go           the same with a pod and a Service made for it, in place of a workload
 //	clone     clone.go            the same with a clone in the cluster as the target
 //	dev       dev.go              the same, while a program of this machine runs (internal/laptop/dev)
 //	diff      diff.go             the same with copies of requests, which a program answers too
@@ -23,7 +24,7 @@ import (
 // Commands returns the commands of the group.
 func Commands(f *command.Factory) []*cobra.Command {
 	return []*cobra.Command{
-		newProxy(f), newClone(f), newDev(f), newEnv(f), newCp(f), newList(f), newRequests(f), newDiff(f), newLeave(f),
-		newReset(f),
+		newProxy(f), newExpose(f), newClone(f), newDev(f), newEnv(f), newCp(f), newList(f), newRequests(f), newDiff(f),
+		newLeave(f), newReset(f),
 	}
 }

@@ -160,6 +160,9 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 		fmt.Fprintf(w, "%s, namespace %s: requests %s (%s)\n", i.Workload, i.Namespace, verb, i.ID)
 	}
 	fmt.Fprintf(w, "  match     %s\n", i.Match)
+	if i.Exposed != "" {
+		fmt.Fprintf(w, "  name      %s\n", i.Exposed)
+	}
 	for _, p := range i.Ports {
 		if i.Clone != nil {
 			fmt.Fprintf(w, "  port      %s\n", portName(p))

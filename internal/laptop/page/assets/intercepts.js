@@ -61,6 +61,7 @@ class Card {
       `${o.owner} intercepts ${o.match}`)].filter(Boolean));
     this.facts.update([
       ['Match', i.match], ['Requests go to', i.clone ? `the clone ${i.clone.name}` : `this machine${i.mirror ? ', as copies' : ''}`],
+      ['Name in the cluster', i.exposed],
       ['Ports', (i.ports ?? []).map((p) => `${p.protocol} ${p.container} to ${p.local}`).join(', ')], ['Requests so far', String(i.requests)],
       ['Mode', i.modeReason ? `${i.mode}: ${i.modeReason}` : i.mode], ['Owner', i.owner], ['Connection', i.connection], ['Age', age(i.since)],
       ['For a browser', browser(i, connection)],
