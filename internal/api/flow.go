@@ -47,6 +47,9 @@ type Flow struct {
 	Link         *int    `json:"link,omitempty"` // of the session; null: the packets of the flow may use several
 }
 
+// Shortcut is the Transport of a flow to a workload that this machine intercepts: what matches stays on this machine.
+const Shortcut = "shortcut"
+
 // The far ends of a flow's round trip.
 const (
 	RoundTripManager     = "manager"     // measured by the link that carries the flow

@@ -31,10 +31,12 @@ type InterceptSpec struct {
 	Mode      string `json:"mode,omitempty"`   // ModeAuto (also when empty), ModeEphemeral or ModeSidecar
 	Mirror    bool   `json:"mirror,omitempty"` // the laptop receives copies; its answers are discarded
 	// with Mirror: the laptop receives nothing, and only records
-	Observe bool            `json:"observe,omitempty"`
-	Flush   bool            `json:"flush,omitempty"` // end the connections that are already open
-	Cache   bool            `json:"cache,omitempty"` // answers keep their Cache-Control; or else it is no-store
-	TLS     *TLSTermination `json:"tls,omitempty"`
+	Observe bool `json:"observe,omitempty"`
+	Flush   bool `json:"flush,omitempty"` // end the connections that are already open
+	// programs of this machine reach the workload by the cluster, too
+	NoShortcut bool            `json:"noShortcut,omitempty"`
+	Cache      bool            `json:"cache,omitempty"` // answers keep their Cache-Control; or else it is no-store
+	TLS        *TLSTermination `json:"tls,omitempty"`
 	// how many of the last exchanges to keep
 	Record int `json:"record,omitempty"`
 	// send requests to a clone in the cluster, not to the laptop; not with Mirror

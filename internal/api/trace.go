@@ -54,8 +54,10 @@ type InterceptTrace struct {
 	Mirror     bool           `json:"mirror,omitempty"`
 	Clone      bool           `json:"clone,omitempty"`
 	Ports      []PortMap      `json:"ports"`
-	Pods       []PodTrace     `json:"pods"`
-	Changes    []string       `json:"changes,omitempty"` // by others, which keep requests away
+	// Shortcuts are addresses that programs of this machine reach without the cluster, with the intercepted port.
+	Shortcuts map[netip.AddrPort]uint16 `json:"shortcuts,omitempty"`
+	Pods      []PodTrace                `json:"pods"`
+	Changes   []string                  `json:"changes,omitempty"` // by others, which keep requests away
 }
 
 // PodTrace is what the agent of one pod knows of a trace ID.

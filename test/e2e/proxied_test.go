@@ -3,14 +3,18 @@
 package e2e
 
 import (
+	"bufio"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 	"kubevpn/test/lab"
 )
 
@@ -25,6 +29,7 @@ func proxiedSuite(t *testing.T, w *world) {
 
 	t.Run("matching_requests_reach_the_laptop", func(t *testing.T) { proxyHeaders(t, l, s, v) })
 	t.Run("probes_reach_every_agent", func(t *testing.T) { proxyProbes(t, l, s) })
+	t.Run("own_requests_stay_on_the_laptop", func(t *testing.T) { proxyShortcut(t, l, s) })
 	t.Run("every_kind_of_request_passes", func(t *testing.T) { proxyRequests(t, l, s, v) })
 	t.Run("all_traffic_reaches_the_laptop", func(t *testing.T) { proxyEverything(t, l, s, v) })
 	if w.Config().IPv6 {
@@ -81,6 +86,90 @@ func proxyProbes(t *testing.T, l *laptop, s *shop) {
 	}
 	if i := l.intercept(t); len(i.Warnings) > 0 || i.State != api.InterceptActive {
 		t.Errorf("%+v", i)
+	}
+}
+
+// proxyShortcut checks that requests of the laptop's own programs that match do not pass the cluster, that open flows
+// stay where they are, and that commands say so.
+func proxyShortcut(t *testing.T, l *laptop, s *shop) {
+	name, ip := first(s.ready(t))
+	at := net.JoinHostPort(ip, "8080")
+	// ask sends a request over a connection, and returns who answers.
+	ask := func(c net.Conn, r *bufio.Reader) string {
+		t.Helper()
+		if _, err := fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: shop\r\n%s: %s\r\n\r\n", mine, me); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var a answer
+		if err := json.NewDecoder(resp.Body).Decode(&a); err != nil {
+			t.Fatal(err)
+		}
+		return a.Name
+	}
+	dial := func() (net.Conn, *bufio.Reader) {
+		t.Helper()
+		c, err := dialIn(l.network(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c, bufio.NewReader(c)
+	}
+	// shortcuts counts the flows that do not leave the laptop.
+	shortcuts := func() int {
+		var list api.FlowList
+		if err := json.Unmarshal([]byte(l.must(t, "kubevpn", "flows", "-o", "json")), &list); err != nil {
+			t.Fatal(err)
+		}
+		return len(slices.DeleteFunc(list.Items, func(f api.Flow) bool { return f.Transport != api.Shortcut }))
+	}
+	before, reader := dial()
+	if got := ask(before, reader); got != name {
+		t.Fatalf("before the intercept, %s answers", got)
+	}
+	l.proxy(t, s, "--headers", mine+"="+me, "--port", "8080:8080")
+	if got := ask(before, reader); got != name && got != "laptop" { // through the agent, if it sees the open flow
+		t.Errorf("on an open connection, %s answers", got)
+	}
+	testenv.Eventually(t, soon, func() error { // the daemon hears of the agents a moment later
+		c, r := dial()
+		if got := ask(c, r); got != "laptop" || shortcuts() == 0 {
+			return fmt.Errorf("%s answers, by %d shortcuts", got, shortcuts())
+		}
+		return nil
+	})
+	if out := l.must(t, "curl", "-sS", "--max-time", "5", "http://"+at+"/"); !strings.Contains(out, `"name":"`+name+`"`) {
+		t.Errorf("without the header: %s", out)
+	}
+	if out := l.must(t, "kubevpn", "why", "http://"+at+"/", "-H", mine+": "+me); !strings.Contains(out, "it stays on this machine") {
+		t.Error(out)
+	}
+	during, duringReader := dial()
+	if got := ask(during, duringReader); got != "laptop" {
+		t.Errorf("%s answers", got)
+	}
+	l.leave(t, s)
+	if got := ask(during, duringReader); got != "laptop" && got != name {
+		t.Errorf("after leave, on an open connection, %s answers", got)
+	}
+	c, r := dial()
+	if got := ask(c, r); got != name {
+		t.Errorf("after leave, %s answers", got)
+	}
+	during.Close()
+	l.proxy(t, s, "--headers", mine+"="+me, "--port", "8080:8080", "--no-shortcut")
+	defer l.leave(t, s)
+	c, r = dial()
+	if got := ask(c, r); got != "laptop" {
+		t.Errorf("with --no-shortcut, %s answers", got)
+	}
+	if n := l.intercept(t).Requests; n == 0 {
+		t.Error("the agents have seen no request")
 	}
 }
 

@@ -399,7 +399,7 @@ func (y *why) intercepts(t *testing.T) {
 	via := "http://front.why-shop/via?to=http://" + y.clusterIP(t, y.shop.namespace, "shop") + "/"
 	header := "x-user: me"
 	y.finds(t, 0, "", via) // the gateway keeps this connection
-	y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "8080:8080")
+	y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "8080:8080", "--no-shortcut")
 
 	t.Run("request_arrives", func(t *testing.T) {
 		y.finds(t, 0, "", y.url, "-H", header)
@@ -421,7 +421,7 @@ func (y *why) intercepts(t *testing.T) {
 		front := &shop{world: y.shop.world, namespace: y.shop.namespace, workload: "pod/front"}
 		defer y.leave(t, front)
 		for match, at := range map[string]string{"x-user=nobody": "the application", "x-user=me": "this machine"} {
-			y.proxy(t, front, "--headers", match, "--port", "8080:8080")
+			y.proxy(t, front, "--headers", match, "--port", "8080:8080", "--no-shortcut")
 			url := via
 			if at == "this machine" { // by the name: the address is mapped here
 				url = "http://front.why-shop/via?to=" + y.url
@@ -448,7 +448,7 @@ func (y *why) intercepts(t *testing.T) {
 		y.finds(t, api.ExitNoAgent, "without your agent", y.url, "-H", header)
 	})
 	t.Run("program_does_not_listen", func(t *testing.T) {
-		y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "3998:8080")
+		y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "3998:8080", "--no-shortcut")
 		y.finds(t, api.ExitLocalPort, "nothing listens on port 3998", y.url, "-H", header)
 	})
 	t.Run("program_hangs", func(t *testing.T) {
@@ -461,13 +461,13 @@ func (y *why) intercepts(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "3999:8080")
+		y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "3999:8080", "--no-shortcut")
 		y.finds(t, api.ExitLocalHang, "the program on port 3999 of this machine", y.url, "-H", header)
 	})
 	y.laptop.leave(t, y.shop)
 	t.Run("mesh_takes_it_first", func(t *testing.T) {
 		meshed := &shop{world: y.world, namespace: y.shop.namespace, workload: "pod/meshed"}
-		y.proxy(t, meshed, "--headers", "x-user=me", "--port", "8080:8080")
+		y.proxy(t, meshed, "--headers", "x-user=me", "--port", "8080:8080", "--no-shortcut")
 		defer y.laptop.leave(t, meshed)
 		y.finds(t, 0, "", "http://meshed.why-shop/", "-H", header)
 		ip := y.pods(t, y.shop.namespace, "app=meshed")[0]

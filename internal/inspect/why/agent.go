@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"iter"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,10 +17,10 @@ import (
 	"kubevpn/pkg/protocol/httpmatch"
 )
 
-// landing is where an agent saw the request.
+// landing is where an agent saw the request, or where it took a shortcut.
 type landing struct {
 	intercept *api.InterceptTrace
-	pod       string
+	pod       string // empty: the request did not leave this machine
 	request   *api.TracedRequest
 	to        *api.TracedClaim // nil: the application
 }
@@ -48,6 +49,12 @@ func (j *facts) landings() iter.Seq[*landing] {
 
 // land returns where an agent saw the request. It prefers an agent that sent it to this machine.
 func (j *facts) land() (best *landing) {
+	for n := range j.Traces {
+		i := &j.Traces[n]
+		if port := i.Shortcuts[j.Trip.To]; port > 0 && j.Pod == nil && wanted(i, j.Request) {
+			return &landing{intercept: i, request: &api.TracedRequest{Port: port}, to: &api.TracedClaim{Mine: true}}
+		}
+	}
 	for l := range j.landings() {
 		if best == nil || l.mine() && !best.mine() {
 			best = l
@@ -57,9 +64,11 @@ func (j *facts) land() (best *landing) {
 }
 
 // wanted reports whether the request, as it was sent, matches an intercept.
-func (j *judge) wanted(i *api.InterceptTrace) bool {
+func (j *judge) wanted(i *api.InterceptTrace) bool { return wanted(i, j.Request) }
+
+func wanted(i *api.InterceptTrace, r *http.Request) bool {
 	m, err := httpmatch.New(i.Match)
-	return err == nil && !i.Mirror && len(m.Differences(j.Request)) == 0
+	return err == nil && !i.Mirror && len(m.Differences(r)) == 0
 }
 
 func (j *judge) agent() api.Finding {
@@ -73,6 +82,9 @@ func (j *judge) agent() api.Finding {
 		return j.unseen()
 	case j.lostAt() != nil:
 		return j.lost(j.lostAt())
+	case l.mine() && l.pod == "":
+		return check.OK("it stays on this machine, which intercepts %s (a shortcut; not with `proxy --no-shortcut`)",
+			l.intercept.Workload)
 	case l.mine():
 		target := "this machine"
 		if l.intercept.Clone {

@@ -443,6 +443,29 @@ func (f *facts) forbid() {
 	}
 }
 
+// A request that takes a shortcut does not reach an agent, nor those that do not match, or come from a pod.
+func TestShortcutsAreTold(t *testing.T) {
+	for name, tt := range map[string]struct {
+		plant func(*facts)
+		agent string
+	}{
+		"matches":     {func(*facts) {}, "it stays on this machine, which intercepts deployment/web"},
+		"other":       {func(f *facts) { f.Request.Header = nil }, "no agent of your intercepts saw it"},
+		"other-place": {func(f *facts) { f.Trip.To = netip.MustParseAddrPort("10.96.0.99:80") }, "no agent of your intercepts saw it"},
+	} {
+		f := healthy(t)
+		i := f.intercepted(-1)
+		i.Pods[0].Trace.Requests = nil
+		i.Shortcuts = map[netip.AddrPort]uint16{f.Trip.To: 8080}
+		if tt.plant(f); name == "other-place" {
+			i.Workload, i.Pods[0].Pod = "deployment/behind", "behind-1"
+		}
+		if text := describe(explanation(t.Context(), f)); !strings.Contains(text, tt.agent) {
+			t.Errorf("%s:\n%s", name, text)
+		}
+	}
+}
+
 func TestWhatMayNotBeReadIsUnknown(t *testing.T) {
 	f := healthy(t)
 	f.forbid()

@@ -129,6 +129,7 @@ type shared struct {
 	namespace *wakeup.Value[string]       // in which short names are looked up first; written by SetNamespace
 	reached   *wakeup.Value[[]netip.Addr] // of the manager, outside of the tunnel; written by direct
 	mappings  *appliedMappings            // as applied; written by routes
+	shortcuts *shortcuts                  // written by intercepts
 	via       Via                         // nil: flows leave from the traffic manager; never changes after New
 	changed   wakeup.Signal               // wakes routes: something that the plan depends on may have changed
 }
@@ -181,7 +182,7 @@ func newConnection(cfg Config) *Connection {
 		cfg: &cfg, log: cfg.Logger, cluster: of, pods: cfg.Prepared.pods,
 		view: new(wakeup.Value[view]), current: new(current), names: newNames(), namespace: new(wakeup.Value[string]),
 		reached: new(wakeup.Value[[]netip.Addr]), changed: wakeup.NewSignal(), flows: new(flows),
-		mappings: new(appliedMappings),
+		mappings: new(appliedMappings), shortcuts: &shortcuts{open: newRecent()},
 	}
 	s.status = newStatus(&cfg, api.Connection{
 		ID: of.ConnectionID(), Cluster: of.Name(), ClusterID: of.ID(), Server: of.Server(), Context: of.Context(),
@@ -192,7 +193,7 @@ func newConnection(cfg Config) *Connection {
 	s.namespace.Update(func(n *string) { *n = cfg.Request.Namespace })
 	s.hosts = newHosts(&cfg.Request, s.flows, func() string { return s.view.Load().state.DNSDomain },
 		func(w string) { s.status.warn(w) }, cfg.Logger)
-	s.packets = newPacketPath(s.current, s.hosts, cfg.Logger)
+	s.packets = newPacketPath(s.current, s.hosts, s.shortcuts, cfg.Logger)
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })
 
 	c := &Connection{shared: s, manager: &manager{shared: s, prepared: cfg.Prepared}, objectNames: newObjectNames()}

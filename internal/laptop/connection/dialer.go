@@ -15,9 +15,10 @@ import (
 
 // dialer opens a stream of the session for each flow of the netstack.
 type dialer struct {
-	current *current
-	via     Via // nil: flows leave from the traffic manager
-	flows   *flows
+	current   *current
+	via       Via // nil: flows leave from the traffic manager
+	flows     *flows
+	shortcuts *shortcuts
 }
 
 var _ netstack.Dialer = dialer{}
@@ -48,6 +49,11 @@ func (d dialer) session(ctx context.Context) (*transport.Session, error) {
 
 // DialTCP opens the stream in the next session if this one ends meanwhile.
 func (d dialer) DialTCP(ctx context.Context, src, dst netip.AddrPort) (netstack.Stream, error) {
+	if shortcut := d.shortcuts.to(dst); shortcut != nil && d.via == nil { // else the pod's own view counts
+		if stream, err := d.shorten(ctx, shortcut, src, dst); !errors.Is(err, errors.ErrUnsupported) {
+			return stream, err
+		}
+	}
 	for {
 		s, err := d.session(ctx)
 		if err != nil {

@@ -79,7 +79,7 @@ func TestFlowOpensInTheNextSession(t *testing.T) {
 	s.current.set(first)
 	opened := make(chan error, 1)
 	go func() {
-		stream, err := dialer{s.current, nil, s.flows}.DialTCP(t.Context(), netip.MustParseAddrPort("198.19.0.2:40000"),
+		stream, err := dialer{s.current, nil, s.flows, s.shortcuts}.DialTCP(t.Context(), netip.MustParseAddrPort("198.19.0.2:40000"),
 			netip.MustParseAddrPort("10.96.0.10:80"))
 		if err == nil {
 			err = stream.Close()

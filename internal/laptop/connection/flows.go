@@ -105,8 +105,10 @@ func (c *Connection) Flows(local LocalSockets) []api.Flow {
 	for _, f := range c.flows.list() {
 		l.addStream(f, paths)
 	}
-	for i := range local.List {
-		l.addSocket(&local.List[i])
+	for i := range l.local.List {
+		if s := &l.local.List[i]; !c.shortcuts.open.has(flow{s.Proto, s.Remote, s.Local.Port()}) { // else it has a stream
+			l.addSocket(s)
+		}
 	}
 	for _, f := range c.packets.sent.list() {
 		l.addRecent(f)
@@ -183,11 +185,12 @@ func (l *flowList) addStream(f *openFlow, paths []string) {
 	socket, st := l.socket(f.proto, f.src, f.dst), f.stream.Stats()
 	row := l.row(f.proto, f.src, f.dst, socket)
 	row.Since, row.Counted, row.Sent, row.Received = f.since, true, st.Sent, st.Received
-	row.Seconds, row.Link = st.RTT.Seconds(), &st.Link
-	if st.RTT > 0 {
+	if st.Path == shortPath {
+		row.Transport = api.Shortcut
+	} else if row.Seconds, row.Link = st.RTT.Seconds(), &st.Link; st.RTT > 0 {
 		row.RoundTripTo = api.RoundTripManager
 	}
-	if st.Attached && st.Path < len(paths) {
+	if st.Attached && st.Path >= 0 && st.Path < len(paths) {
 		row.Transport = paths[st.Path]
 	}
 	switch {

@@ -130,7 +130,7 @@ func dialNameserver(ctx context.Context, network, server string) (net.Conn, erro
 
 // dialer returns the Dialer for the flows from the device.
 func (s *shared) dialer() netstack.Dialer {
-	d := dialer{s.current, s.via, s.flows}
+	d := dialer{s.current, s.via, s.flows, s.shortcuts}
 	if !s.cfg.isolated() {
 		return d
 	}

@@ -69,7 +69,7 @@ func BenchmarkForward(b *testing.B) {
 			}()
 			now := new(current)
 			now.set(session)
-			p := newPacketPath(now, noHosts(), slog.New(slog.DiscardHandler))
+			p := newPacketPath(now, noHosts(), &shortcuts{open: newRecent()}, slog.New(slog.DiscardHandler))
 			p.steer(func(s *steering) { s.own, s.inner = addrs(laptop), prefixes("198.19.0.0/16") })
 			go p.run(b.Context())
 			h, err := packet.Parse(raw[packet.VirtioLen:])

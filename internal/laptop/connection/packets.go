@@ -100,6 +100,8 @@ type packetPath struct {
 	sent     *recent                    // flows of this laptop that may be answered
 	hosts    *hosts
 
+	shortcuts *shortcuts
+
 	mu       sync.Mutex
 	session  *transport.Session   // of the packet streams that were opened last
 	barriers *packetlink.Barriers // of that session
@@ -110,8 +112,8 @@ type packetPath struct {
 
 var _ netstack.PacketForwarder = (*packetPath)(nil)
 
-func newPacketPath(current *current, hosts *hosts, log *slog.Logger) *packetPath {
-	p := &packetPath{log: log, current: current, sent: newRecent(), hosts: hosts}
+func newPacketPath(current *current, hosts *hosts, shortcuts *shortcuts, log *slog.Logger) *packetPath {
+	p := &packetPath{log: log, current: current, sent: newRecent(), hosts: hosts, shortcuts: shortcuts}
 	p.steering.Store(&steering{})
 	// The traffic manager runs on Linux, whose TUN device takes super-packets.
 	p.sender = packetlink.NewSender(packetlink.SenderConfig{Open: p.open, Eager: true, GSO: true, Logger: log})
@@ -130,6 +132,7 @@ func (p *packetPath) steer(change func(*steering)) {
 // run carries packets until ctx ends.
 func (p *packetPath) run(ctx context.Context) {
 	p.running.Go(func() { p.sent.run(ctx) })
+	p.running.Go(func() { p.shortcuts.open.run(ctx) })
 	p.sender.Run(ctx)
 	p.running.Wait()
 	sent := p.sender.Stats()
@@ -269,6 +272,9 @@ func (p *packetPath) Forward(n int, h packet.Header) bool {
 		return false
 	}
 	p.reading.SetLen(n)
+	if p.shortcuts.takes(&h, p.reading.Packet()) {
+		return false
+	}
 	if h.Proto != packet.ProtoTCP {
 		if f, ok := flowOf(&h, p.reading.Packet(), h.Dst); ok {
 			p.sent.add(f)

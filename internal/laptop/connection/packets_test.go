@@ -68,7 +68,7 @@ func newPacketRig(t *testing.T) *packetRig {
 	ours, r.app = tuntest.Pair(mtu, true)
 	var device tun.Device = ours
 	r.s.packets.device.Store(&device)
-	stack, err := netstack.New(netstack.Config{Device: ours, Dialer: dialer{r.s.current, nil, r.s.flows}, Forwarder: r.s.packets})
+	stack, err := netstack.New(netstack.Config{Device: ours, Dialer: dialer{r.s.current, nil, r.s.flows, r.s.shortcuts}, Forwarder: r.s.packets})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +286,7 @@ func TestPacketStreamsAreReopened(t *testing.T) {
 
 // In the gvisor netstack, Forward leaves nearly every packet alone and must not allocate for it.
 func TestForwardAllocatesNothing(t *testing.T) {
-	l := newPacketPath(new(current), noHosts(), slog.New(slog.DiscardHandler))
+	l := newPacketPath(new(current), noHosts(), &shortcuts{open: newRecent()}, slog.New(slog.DiscardHandler))
 	own := addrs("198.19.4.9 fd4e:19c6:8b7a::4:9")
 	l.steering.Store(&steering{own: own, resolver: addrs("198.19.0.53")[0], inner: prefixes("198.19.0.0/16 fd4e:19c6:8b7a::/48")})
 	h := packet.Header{Src: own[0], Dst: addrs("10.244.0.2")[0]}

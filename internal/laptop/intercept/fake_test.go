@@ -43,6 +43,7 @@ import (
 	"kubevpn/internal/kube/client"
 	"kubevpn/internal/kube/workloads"
 	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 	"kubevpn/pkg/wire/transport/transporttest"
 )
@@ -80,6 +81,7 @@ type world struct {
 	admit     func(*corev1.Pod)                       // changes new pods of a rollout, which the old ones outlive; nil: each becomes ready
 	obstacle  string                                  // why no new pod is created; empty: it is
 
+	shortcuts   wakeup.Value[map[netip.AddrPort]shortcut]
 	private     bool                                                               // NeedsPullSecret
 	denied      error                                                              // MayPatch
 	refused     func(*corev1.Pod) error                                            // Inject
@@ -231,6 +233,10 @@ func (w *world) Kube() kubernetes.Interface                    { return w.kube }
 func (w *world) Status() api.Connection                        { return api.Connection{ID: "c0ffee"} }
 func (w *world) Image(context.Context) (string, error)         { return "kubevpn:test", nil }
 func (w *world) NeedsPullSecret(context.Context) (bool, error) { return w.private, nil }
+
+func (w *world) SetShortcuts(_ string, to map[netip.AddrPort]shortcut) {
+	w.shortcuts.Update(func(now *map[netip.AddrPort]shortcut) { *now = to })
+}
 
 func (w *world) WatchPods(ctx context.Context, _ *workloads.Workload, f func([]corev1.Pod)) error {
 	changed := make(chan struct{}, 1)

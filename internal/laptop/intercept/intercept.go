@@ -26,6 +26,7 @@ import (
 	"kubevpn/internal/kube/podconn"
 	"kubevpn/internal/kube/workloads"
 	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/protocol/interceptor"
 	"kubevpn/pkg/wakeup"
 )
 
@@ -55,6 +56,8 @@ type Session interface {
 	Image(ctx context.Context) (string, error)
 	// NeedsPullSecret reports whether the manager's own pod needs a Secret to pull Image.
 	NeedsPullSecret(ctx context.Context) (bool, error)
+	// SetShortcuts replaces where flows of programs of this machine do not go to the cluster; nil removes it.
+	SetShortcuts(intercept string, to map[netip.AddrPort]shortcut)
 }
 
 // pods reads and changes a workload and its pods with the user's own rights. podsOf returns one.
@@ -108,6 +111,7 @@ type Config struct {
 // use at any time.
 type Intercept struct {
 	cfg      Config
+	short    interceptor.Stats // of requests that take a shortcut
 	log      *slog.Logger
 	identity identity
 	pods     pods
@@ -222,6 +226,9 @@ func (i *Intercept) run(ctx, life context.Context) error {
 			return err
 		}
 		i.eventSent = i.events().Record(gctx, "InterceptBegan", "intercepts requests of %s", i.workload)
+		if i.shortens() {
+			g.Go(func() error { return i.followShortcuts(gctx) })
+		}
 		return i.follow(gctx)
 	})
 	err := g.Wait()

@@ -15,7 +15,7 @@ func (i *Intercept) Status() api.Intercept {
 	s.Ports, s.Checks, s.Warnings = slices.Clone(s.Ports), slices.Clone(s.Checks), slices.Clone(s.Warnings)
 	s.Warnings = append(s.Warnings, i.now.changes...)
 	s.Pods = []api.InterceptedPod{}
-	s.Requests = i.past
+	s.Requests = i.past + i.short.Requests()
 	intercepted := 0
 	others := make(map[[2]string]int) // indices in s.Others, by owner and ID
 	for _, c := range i.sorted() {

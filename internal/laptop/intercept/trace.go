@@ -3,6 +3,7 @@ package intercept
 import (
 	"cmp"
 	"context"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -38,6 +39,14 @@ func (i *Intercept) Trace(ctx context.Context, order api.AgentOrder) api.Interce
 		})
 	}
 	i.mu.Unlock()
+	if i.shortens() && s.State == api.InterceptActive && !i.records.options.Load().on {
+		t.Shortcuts = map[netip.AddrPort]uint16{}
+		for at, p := range i.ownAddresses() {
+			if p.protocol == "tcp" {
+				t.Shortcuts[at] = p.number
+			}
+		}
+	}
 	asking.Wait()
 	return t
 }

@@ -43,6 +43,7 @@ func newExpose(f *command.Factory) *cobra.Command {
 	}
 	o.spec.addRecord(cmd)
 	o.spec.addCache(cmd)
+	o.spec.addShortcut(cmd)
 	o.flags.AddTo(cmd, f)
 	cmd.Flags().StringVar(&o.service.Host, "host", "",
 		"host name for requests from outside of the cluster: of an HTTPRoute, if the cluster has a Gateway, else of an "+
@@ -90,7 +91,7 @@ func (o *exposeOptions) run(ctx context.Context, on func(api.Event), quiet func(
 		return err
 	}
 	req := api.InterceptRequest{Connect: connect, Workloads: o.workloads, Attached: o.foreground,
-		Spec: api.InterceptSpec{Ports: o.ports, Cache: o.spec.cache, Record: o.spec.record, Clone: &o.service}}
+		Spec: api.InterceptSpec{Ports: o.ports, Cache: o.spec.cache, NoShortcut: o.spec.far, Record: o.spec.record, Clone: &o.service}}
 	req.Connect.Use = true
 	return o.ask(ctx, req, on, quiet)
 }

@@ -29,6 +29,7 @@ type specFlags struct {
 	query     []string
 	method    string // of gRPC
 	cache     bool
+	far       bool // --no-shortcut
 	path      string
 	methods   []string
 	ports     []string
@@ -69,9 +70,16 @@ func (f *specFlags) addCache(cmd *cobra.Command) {
 			"that none comes again after the intercept)")
 }
 
+// addShortcut adds --no-shortcut.
+func (f *specFlags) addShortcut(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&f.far, "no-shortcut", false, "let requests of programs of this machine pass the cluster, too "+
+		"(default: those that match do not leave this machine)")
+}
+
 func (f *specFlags) addTo(cmd *cobra.Command) {
 	f.addTarget(cmd)
 	f.addCache(cmd)
+	f.addShortcut(cmd)
 	cmd.Flags().BoolVar(&f.mirror, "mirror", false,
 		"send a copy of the requests to this machine; the application still answers")
 }
@@ -103,7 +111,7 @@ func (f *specFlags) addRecord(cmd *cobra.Command) {
 // spec builds the specification from the flags, without TLS, which needs the cluster.
 func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 	s := api.InterceptSpec{Container: f.container, Mode: mode, Mirror: f.mirror, Flush: f.flush, Cache: f.cache,
-		Record: f.record}
+		NoShortcut: f.far, Record: f.record}
 	if f.record < 0 || f.record > api.MaxKept {
 		return s, api.Errorf(api.ExitUsage, "--record %d is not between 0 and %d", f.record, api.MaxKept)
 	}

@@ -1,0 +1,133 @@
+package intercept
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+
+	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/protocol/interceptor"
+)
+
+// Requests of programs of this machine to the workload do not leave it if they match: the connection decides by
+// request, as an agent does. Others go to the workload's pods as before.
+
+// shortcut is connection.Shortcut.
+type shortcut = func(ctx context.Context, conn net.Conn, src, dst netip.AddrPort,
+	far func(context.Context) (net.Conn, error))
+
+// farKey is the key of a flow's far dial in its context.
+type farKey struct{}
+
+// here is the program of this machine that receives the requests for a port of the workload.
+type here struct {
+	server *server
+	port   port
+}
+
+// Dial implements interceptor.Target.
+func (h here) Dial(ctx context.Context, _ interceptor.Flow) (net.Conn, error) {
+	conn, err := h.server.dialTCP(ctx, ctx.Done(), h.server.local[h.port])
+	if err != nil {
+		return nil, err // not a conn that is nil
+	}
+	return conn, nil
+}
+
+// Away implements interceptor.Target.
+func (here) Away() bool { return false }
+
+// newShortcut returns the shortcut to a port of the workload.
+func (i *Intercept) newShortcut(match *httpmatch.Match, to port) shortcut {
+	claims := []interceptor.Claim{{ID: "shortcut", Match: match, NoStore: !i.cfg.Spec.Cache,
+		Target: &here{i.server, to}, Stats: &i.short}}
+	in := interceptor.New(interceptor.Config{
+		Claims: func(string, uint16) []interceptor.Claim { return claims },
+		Application: func(ctx context.Context, _ interceptor.Flow) (net.Conn, error) {
+			far, ok := ctx.Value(farKey{}).(func(context.Context) (net.Conn, error))
+			if !ok {
+				return nil, errors.ErrUnsupported // ServeConn passes its context on
+			}
+			return far(ctx)
+		},
+		Note: func(string, uint16, string) {}, Logger: i.log,
+	})
+	return func(ctx context.Context, conn net.Conn, src, dst netip.AddrPort, far func(context.Context) (net.Conn, error)) {
+		in.ServeConn(context.WithValue(ctx, farKey{}, far), conn, interceptor.Flow{Protocol: "tcp", Client: src, Dst: dst})
+	}
+}
+
+// followShortcuts keeps the shortcuts to the workload's Services and intercepted pods until ctx ends. There are none
+// while requests are recorded: agents do that.
+func (i *Intercept) followShortcuts(ctx context.Context) error {
+	match, err := httpmatch.New(i.cfg.Spec.Match)
+	if err != nil {
+		return err
+	}
+	ports := map[port]shortcut{}
+	for _, p := range i.claim.Ports {
+		if p.Protocol == "tcp" {
+			to := port{p.Protocol, p.Port}
+			ports[to] = i.newShortcut(match, to)
+		}
+	}
+	defer i.cfg.Session.SetShortcuts(i.claim.ID, nil)
+	for {
+		i.mu.Lock()
+		changed := i.changed.Next()
+		i.mu.Unlock()
+		recording, recorded := i.records.options.Get()
+		to := map[netip.AddrPort]shortcut{}
+		if !recording.on {
+			for at, p := range i.ownAddresses() {
+				if s := ports[p]; s != nil {
+					to[at] = s
+				}
+			}
+		}
+		i.cfg.Session.SetShortcuts(i.claim.ID, to)
+		select {
+		case <-changed:
+		case <-recorded:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// shortens reports whether programs of this machine may reach its program without the cluster.
+func (i *Intercept) shortens() bool {
+	s := i.cfg.Spec
+	return !s.NoShortcut && !s.Mirror && !i.cfg.Clone && s.TLS == nil && i.via == nil
+}
+
+// ownAddresses returns the addresses that lead to intercepted ports: ClusterIPs, unless others have changed where they
+// lead, and the pods that are intercepted.
+func (i *Intercept) ownAddresses() map[netip.AddrPort]port {
+	found := map[netip.AddrPort]port{}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for w := range i.ways(i.workload) {
+		for _, text := range serviceNamed(i.workload.Services, w.service).Spec.ClusterIPs {
+			if ip, err := netip.ParseAddr(text); err == nil && i.now.cut == "" && len(i.now.changes) == 0 {
+				found[netip.AddrPortFrom(ip, uint16(w.port))] = port{w.protocol, w.to}
+			}
+		}
+	}
+	for _, c := range i.byUID {
+		if !c.active() {
+			continue
+		}
+		for _, text := range c.pod.Status.PodIPs {
+			ip, err := netip.ParseAddr(text.IP)
+			if err != nil {
+				continue
+			}
+			for _, p := range i.claim.Ports {
+				found[netip.AddrPortFrom(ip, max(p.Port, p.Listen))] = port{p.Protocol, p.Port}
+			}
+		}
+	}
+	return found
+}
