@@ -101,8 +101,12 @@ func flowCells(f api.Flow) []string {
 		sent, received = humanize.Bytes(f.Sent), humanize.Bytes(f.Received)
 		rate = humanize.Bytes(uint64(f.SentRate+f.ReceivedRate)) + "/s"
 	}
+	trip := roundTrip(f.Seconds)
+	if f.Transport == api.Shortcut {
+		trip = f.Transport
+	}
 	return []string{program, f.Protocol, port(f.Source.Port()), destination(f), objectName(f.Name), sent, received,
-		rate, roundTrip(f.Seconds), stall(f)}
+		rate, trip, stall(f)}
 }
 
 func wideFlowCells(f api.Flow, now time.Time) []string {
