@@ -4,12 +4,15 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/test/lab"
 )
 
@@ -43,6 +46,9 @@ func examplesSuite(t *testing.T, w *world) {
 		command = strings.ReplaceAll(command, "examples/", filepath.Join(root, "examples")+"/")
 		if args, ok := strings.CutPrefix(command, "kubectl "); ok {
 			w.kubectl(t, strings.Fields(args)...)
+			if strings.Contains(args, "rollout status") {
+				w.serves(t, w.clusterIP(t, "kubevpn-example", "web")+":80")
+			}
 			continue
 		}
 		if server, ok := strings.CutSuffix(command, " &"); ok {
@@ -61,6 +67,20 @@ func examplesSuite(t *testing.T, w *world) {
 		if strings.Contains(command, "printenv") && r.stdout != "hello from the cluster\n" {
 			t.Error(r)
 		}
+	}
+}
+
+// serves waits until kube-proxy translates a ClusterIP on each node, of which it hears a moment after the pods are ready.
+func (w *world) serves(t *testing.T, address string) {
+	t.Helper()
+	for n := range w.Config().Nodes {
+		testenv.Eventually(t, time.Minute, func() error {
+			c, err := dialIn(fmt.Sprintf("/run/netns/%s-node%d", w.Config().Name, n+1), address)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		})
 	}
 }
 

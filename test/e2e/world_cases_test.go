@@ -131,7 +131,7 @@ func worldCases(t *testing.T, l *laptop) {
 		}
 	})
 	t.Run("kubeconfigs_by_relative_paths", func(t *testing.T) { severalKubeconfigs(t, l) })
-	l.proxy(t, s, "-c", "app", "--headers", mine+"="+me)
+	l.proxy(t, s, "-c", "app", "--headers", mine+"="+me, "--cache")
 	t.Run("to_the_pod", c.all)
 	c.want, c.header = "laptop", []string{mine, me}
 	t.Run("to_the_laptop", c.all)
