@@ -5,6 +5,7 @@ package e2e
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -168,9 +169,12 @@ func proxyShortcut(t *testing.T, l *laptop, s *shop) {
 	if got := ask(c, r); got != "laptop" {
 		t.Errorf("with --no-shortcut, %s answers", got)
 	}
-	if n := l.intercept(t).Requests; n == 0 {
-		t.Error("the agents have seen no request")
-	}
+	testenv.Eventually(t, soon, func() error { // the agents count it
+		if l.intercept(t).Requests == 0 {
+			return errors.New("the agents have seen no request")
+		}
+		return nil
+	})
 }
 
 // proxyIPv6 checks that IPv6 requests reach the same laptop, and that the application sees the client's address.

@@ -313,11 +313,12 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 	}
 	if err == nil {
 		owner := there.Annotations[annotationOwner]
+		_, otherName := c.advice()
 		switch {
 		case there.Labels[labelManagedBy] != managedBy || owner == "":
 			return nil, api.Errorf(api.ExitConflict, "the namespace %s already has a Job %s that is not a clone",
 				job.Namespace, job.Name).
-				WithHint("Choose another name: --name NAME")
+				WithHint("%s", otherName)
 		case there.Annotations[annotationKey] != c.cfg.Key,
 			there.Annotations[annotationWorkload] != job.Annotations[annotationWorkload]:
 			return nil, taken(there, owner)
@@ -340,7 +341,7 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			return nil, api.Errorf(api.ExitNotReady, "the earlier clone %s was not deleted in time", job.Name)
+			return nil, api.Errorf(api.ExitNotReady, "the earlier %s %s was not deleted in time", c.kind(), job.Name)
 		}
 	}
 }
@@ -356,7 +357,7 @@ func taken(by *batchv1.Job, owner string) *api.Error {
 // awaitAbandoned waits until it is certain that nobody renews a clone, and fails if somebody does: machines that share
 // a home directory have the same key.
 func (c *Clone) awaitAbandoned(ctx context.Context, there *batchv1.Job) error {
-	done := c.step("Waiting for an earlier daemon to renew the clone %s", there.Name)
+	done := c.step("Waiting for an earlier daemon to renew the %s %s", c.kind(), there.Name)
 	now := there
 	for began := time.Now(); !finished(now) && time.Since(began) < aliveTimeout; {
 		if !wakeup.Pause(ctx, retryPause) {

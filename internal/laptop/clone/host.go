@@ -73,7 +73,8 @@ func hostPorts(s *corev1.Service) []api.ClonePort {
 }
 
 func ownerReference(job *batchv1.Job) metav1.OwnerReference {
-	return metav1.OwnerReference{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: job.Name, UID: job.UID}
+	return metav1.OwnerReference{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: job.Name,
+		UID: job.UID}
 }
 
 // name creates the Service of the clone. The Job owns it, so Kubernetes deletes it with the Job.
@@ -105,10 +106,11 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 		if err != nil {
 			return given("get", err)
 		}
+		_, otherName := c.advice()
 		if there.Labels[labelManagedBy] != managedBy || there.Labels[labelClone] != s.Name {
 			return "", api.Errorf(api.ExitConflict,
 				"the namespace %s already has a Service %s that belongs to no clone", s.Namespace, s.Name).
-				WithHint("Choose another name: --name NAME")
+				WithHint("%s", otherName)
 		}
 		there.OwnerReferences, there.Annotations, there.Spec.Ports = s.OwnerReferences, s.Annotations, s.Spec.Ports
 		_, err = services.Update(ctx, there, metav1.UpdateOptions{})

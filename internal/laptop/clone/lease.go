@@ -112,9 +112,10 @@ func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
 		k.setRenewalError(err)
 		return retryPause, nil
 	case state == jobDeleted && (since < jobTTL || since < k.lease && !k.isOver()):
+		command, _ := k.advice()
 		return 0, api.Errorf(api.ExitLost, "somebody deleted the %s %s in the namespace %s", k.kind(),
 			k.job.Name, k.job.Namespace).
-			WithHint("`kubevpn %s` makes it again.", k.kind())
+			WithHint("`kubevpn %s` makes it again.", command)
 	}
 	k.log.Warn("the clone is gone; creating it again", "deleted", state == jobDeleted)
 	k.setRenewalError(nil)

@@ -29,12 +29,20 @@ const (
 	madeTTL   = 5 * time.Second
 )
 
-// kind returns the word for what runs, which is also the command that makes it.
+// kind returns the word for what runs.
 func (c *Clone) kind() string {
 	if c.cfg.Make != nil {
-		return "expose"
+		return "Service"
 	}
 	return "clone"
+}
+
+// advice returns the command that makes it again, and how to choose another name.
+func (c *Clone) advice() (command, otherName string) {
+	if c.cfg.Make != nil {
+		return "expose", "Choose another name."
+	}
+	return "clone", "Choose another name: --name NAME"
 }
 
 // planMade is plan for what is made. It needs no rights to read anything.

@@ -60,7 +60,8 @@ func (c *Clone) addRoute(ctx context.Context, own *corev1.Service, owner *batchv
 	} else if err != nil && !apierrors.IsNotFound(err) {
 		return "", err
 	}
-	if _, err := objects.Apply(ctx, own.Name, object, metav1.ApplyOptions{FieldManager: managedBy, Force: true}); err != nil {
+	o := metav1.ApplyOptions{FieldManager: managedBy, Force: true}
+	if _, err := objects.Apply(ctx, own.Name, object, o); err != nil {
 		return "", err
 	}
 	for until := time.Now().Add(acceptTimeout); ; {
@@ -71,8 +72,8 @@ func (c *Clone) addRoute(ctx context.Context, own *corev1.Service, owner *batchv
 		}
 		if time.Now().After(until) || !wakeup.Pause(ctx, acceptPause) {
 			done("%s", host)
-			c.cfg.Progress(api.Event{Time: time.Now(), Warning: fmt.Sprintf("no controller has accepted the %s %s (%s) "+
-				"yet: requests from outside of the cluster may not arrive", d.kind, own.Name, d.by)})
+			c.cfg.Progress(api.Event{Time: time.Now(), Warning: fmt.Sprintf("no controller has accepted the %s %s "+
+				"(%s) yet: requests from outside of the cluster may not arrive", d.kind, own.Name, d.by)})
 			break
 		}
 	}
@@ -116,8 +117,8 @@ func isTrue(status any, condition string) bool {
 
 var gateways = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gateways"}
 
-// gateway returns the first Gateway with a listener for HTTP that admits routes for the host from the namespace, and the
-// name of that listener; nil: there is none, or the user may not see it.
+// gateway returns the first Gateway with a listener for HTTP that admits routes for the host from the namespace, and
+// the name of that listener; nil: there is none, or the user may not see it.
 func (c *Clone) gateway(ctx context.Context, namespace, host string) (*unstructured.Unstructured, string, error) {
 	list, err := c.cfg.Cluster.Dynamic().Resource(gateways).List(ctx, metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
@@ -172,8 +173,8 @@ func (c *Clone) ingress(ctx context.Context, name, host string, port int32) (ing
 	case err != nil:
 		return d, err
 	case len(classes.Items) == 0:
-		return d, api.Errorf(api.ExitWorkload, "no Gateway admits routes for %s from this namespace, and the cluster has "+
-			"no IngressClass", host).
+		return d, api.Errorf(api.ExitWorkload, "no Gateway admits routes for %s from this namespace, and the cluster "+
+			"has no IngressClass", host).
 			WithHint("Leave out --host, or ask an admin for a Gateway or an ingress controller.")
 	}
 	isDefault := func(k networkingv1.IngressClass) bool {

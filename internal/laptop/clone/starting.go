@@ -84,8 +84,8 @@ func (c *Clone) await(ctx context.Context, name string) error {
 		case h.wrong != nil && now.Sub(wrongSince) >= h.lasts:
 			return c.withLog(ctx, h.wrong, h.pod)
 		case !now.Before(deadline):
-			return c.withLog(ctx, api.Errorf(api.ExitNotReady, "no pod of the clone %s became ready within %v: %s",
-				name, now.Sub(began).Round(time.Second), h.text), h.pod)
+			return c.withLog(ctx, api.Errorf(api.ExitNotReady, "no pod of the %s %s became ready within %v: %s",
+				c.kind(), name, now.Sub(began).Round(time.Second), h.text), h.pod)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func (c *Clone) problem(ctx context.Context, name string) startProblem {
 	// a quota, an admission webhook, a ServiceAccount that is not there
 	if text := line(workloads.Warning(c.events(ctx, job), anyEvent)); text != "" {
 		h.text, h.lasts, h.wrong = text, startGrace,
-			api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, text)
+			api.Errorf(api.ExitNotReady, "the %s %s does not start: %s", c.kind(), name, text)
 	}
 	return h
 }
@@ -143,7 +143,7 @@ func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) star
 			if strings.Contains(h.text, "Image") {
 				code = api.ExitImagePull
 			}
-			h.lasts, h.wrong = startGrace, api.Errorf(code, "the clone %s does not start: %s", name, h.text)
+			h.lasts, h.wrong = startGrace, api.Errorf(code, "the %s %s does not start: %s", c.kind(), name, h.text)
 		}
 		return h
 	}
@@ -153,7 +153,8 @@ func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) star
 			h.text, h.slow = h.text+": "+text, true
 			return h
 		}
-		h.lasts, h.wrong = scheduleGrace, api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, h.text)
+		h.lasts, h.wrong = scheduleGrace,
+			api.Errorf(api.ExitNotReady, "the %s %s does not start: %s", c.kind(), name, h.text)
 		return h
 	}
 	if n := slices.IndexFunc(p.Status.InitContainerStatuses, func(s corev1.ContainerStatus) bool {

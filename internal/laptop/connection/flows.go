@@ -106,7 +106,8 @@ func (c *Connection) Flows(local LocalSockets) []api.Flow {
 		l.addStream(f, paths)
 	}
 	for i := range l.local.List {
-		if s := &l.local.List[i]; !c.shortcuts.open.has(flow{s.Proto, s.Remote, s.Local.Port()}) { // else it has a stream
+		s := &l.local.List[i]
+		if hasStream := c.shortcuts.open.has(flow{s.Proto, s.Remote, s.Local.Port()}); !hasStream {
 			l.addSocket(s)
 		}
 	}

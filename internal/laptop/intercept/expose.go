@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -30,10 +31,27 @@ type Exposed struct {
 	ports []api.AgentPort
 }
 
+// silentPort returns a port on which no program of this machine accepts connections, or nil.
+func (i *Intercept) silentPort(ctx context.Context) *api.PortMap {
+	for n := range i.ports {
+		p := &i.ports[n]
+		if p.Protocol != "tcp" {
+			continue
+		}
+		conn, err := i.server.dialTCP(ctx, nil, addressesOf(*p))
+		if err != nil {
+			return p
+		}
+		conn.Close()
+	}
+	return nil
+}
+
 // Expose returns the pod for ports, which the Service has as well. Each port has a number.
 func Expose(ports []api.PortMap, a workloads.Agent) (Exposed, error) {
 	c := sidecarContainer(a, exposingAgent, sidecarUser(corev1.PodSpec{}, a.Owner))
 	c.Resources.Limits = sidecarLimits(corev1.PodSpec{})
+	delete(c.Resources.Limits, corev1.ResourceEphemeralStorage) // which nodes may not have
 	workloads.SetResources(&c, a.Objects)
 	taken := map[uint16]bool{}
 	for _, p := range ports {
@@ -58,8 +76,8 @@ func Expose(ports []api.PortMap, a workloads.Agent) (Exposed, error) {
 		ready--
 	}
 	c.Args = append(c.Args, "--ready", fmt.Sprint(ready))
-	c.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 2, TimeoutSeconds: 2,
-		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(int32(ready))}}}
+	c.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 2, TimeoutSeconds: 2}
+	c.ReadinessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(int32(ready))}
 	text, err := json.Marshal(before)
 	if err != nil {
 		return e, fmt.Errorf("writing the ports of the Service: %w", err)

@@ -232,6 +232,13 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 	if len(targets) == 0 {
 		return nil
 	}
+	if i.cfg.Exposed != nil {
+		if silent := i.silentPort(ctx); silent != nil { // a probe would only find that there is no endpoint
+			i.warn(fmt.Sprintf("nothing listens on %s: the Service has no endpoint until your program does",
+				silent.Where()))
+			return nil
+		}
+	}
 	done := i.step("Checking ClusterIPs")
 	checks := make([]api.Check, len(targets))
 	verdicts := make([]verdict, len(targets))

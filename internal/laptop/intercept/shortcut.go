@@ -53,8 +53,10 @@ func (i *Intercept) newShortcut(match *httpmatch.Match, to port) shortcut {
 		},
 		Note: func(string, uint16, string) {}, Logger: i.log,
 	})
-	return func(ctx context.Context, conn net.Conn, src, dst netip.AddrPort, far func(context.Context) (net.Conn, error)) {
-		in.ServeConn(context.WithValue(ctx, farKey{}, far), conn, interceptor.Flow{Protocol: "tcp", Client: src, Dst: dst})
+	return func(ctx context.Context, conn net.Conn, src, dst netip.AddrPort,
+		far func(context.Context) (net.Conn, error)) {
+		flow := interceptor.Flow{Protocol: "tcp", Client: src, Dst: dst}
+		in.ServeConn(context.WithValue(ctx, farKey{}, far), conn, flow)
 	}
 }
 

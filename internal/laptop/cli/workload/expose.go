@@ -26,11 +26,11 @@ func newExpose(f *command.Factory) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expose NAME PORT[:LOCAL]...",
 		Short: "Make a Service whose requests come to this machine",
-		Long: "Make a Service NAME in the cluster whose requests come to a program on this machine, for what is not\n" +
-			"deployed yet and for webhooks. PORT is that of the Service, and LOCAL that of this machine (default: the\n" +
-			"same). The Service has an endpoint while your program listens. It exists until `kubevpn leave`. If this\n" +
-			"machine disappears, Kubernetes deletes it within two minutes, with its pod. The command connects first\n" +
-			"if necessary.",
+		Long: "Make a Service NAME in the cluster whose requests come to a program on this machine, for what is\n" +
+			"not deployed yet and for webhooks. PORT is that of the Service, and LOCAL that of this machine\n" +
+			"(default: the same). The Service has an endpoint while your program listens. It exists until\n" +
+			"`kubevpn leave`. If this machine disappears, Kubernetes deletes it within two minutes, with its pod.\n" +
+			"The command connects first if necessary.",
 		Example: command.Examples(
 			"Pods reach the program on port 3000 as http://checkout", "kubevpn expose checkout 80:3000",
 			"Two ports, one of them UDP", "kubevpn expose metrics 9090 udp/8125",
@@ -46,8 +46,8 @@ func newExpose(f *command.Factory) *cobra.Command {
 	o.spec.addShortcut(cmd)
 	o.flags.AddTo(cmd, f)
 	cmd.Flags().StringVar(&o.service.Host, "host", "",
-		"host name for requests from outside of the cluster: of an HTTPRoute, if the cluster has a Gateway, else of an "+
-			"Ingress; of the first port")
+		"host name for requests from outside of the cluster, to the first port: of an HTTPRoute, if the cluster has a "+
+			"Gateway, else of an Ingress")
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then delete the Service, and disconnect if this command connected")
 	o.output.AddTo(cmd)
@@ -91,7 +91,8 @@ func (o *exposeOptions) run(ctx context.Context, on func(api.Event), quiet func(
 		return err
 	}
 	req := api.InterceptRequest{Connect: connect, Workloads: o.workloads, Attached: o.foreground,
-		Spec: api.InterceptSpec{Ports: o.ports, Cache: o.spec.cache, NoShortcut: o.spec.far, Record: o.spec.record, Clone: &o.service}}
+		Spec: api.InterceptSpec{Ports: o.ports, Cache: o.spec.cache, NoShortcut: o.spec.far, Record: o.spec.record,
+			Clone: &o.service}}
 	req.Connect.Use = true
 	return o.ask(ctx, req, on, quiet)
 }
