@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -127,7 +128,7 @@ func (i *Intercept) ownAddresses() map[netip.AddrPort]port {
 				continue
 			}
 			for _, p := range i.claim.Ports {
-				found[netip.AddrPortFrom(ip, max(p.Port, p.Listen))] = port{p.Protocol, p.Port}
+				found[netip.AddrPortFrom(ip, cmp.Or(p.Listen, p.Port))] = port{p.Protocol, p.Port}
 			}
 		}
 	}

@@ -4,12 +4,16 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/protocol/httpmatch"
@@ -112,6 +116,18 @@ func TestRequestsOfThisMachineStayHere(t *testing.T) {
 	}
 	if left := w.shortcuts.Load(); left != nil {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// A sidecar's port of a pod is the one on which the agent listens, whichever number is higher.
+func TestShortcutsLeadToTheListenPort(t *testing.T) {
+	i := &Intercept{subject: subject{workload: newWorld(t).workload}, podSet: podSet{byUID: map[types.UID]*podIntercept{}}}
+	i.workload.Services = nil
+	i.claim.Ports = []api.AgentPort{{Protocol: "tcp", Port: 60000, Listen: 14465}, {Protocol: "tcp", Port: 8080}}
+	i.byUID["a"] = &podIntercept{i: i, phase: verified, linked: sessionState{claimed: true, attached: true}, pod: &corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.244.0.9"}}}}}
+	want := map[netip.AddrPort]port{netip.MustParseAddrPort("10.244.0.9:14465"): {"tcp", 60000}, netip.MustParseAddrPort("10.244.0.9:8080"): {"tcp", 8080}}
+	if got := i.ownAddresses(); !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

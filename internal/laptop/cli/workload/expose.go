@@ -65,6 +65,10 @@ func (o *exposeOptions) parse(args []string) error {
 		return api.Errorf(api.ExitUsage, "%q is not a valid name for a Service: %s", args[0], strings.Join(errs, "; ")).
 			WithHint("write it like `kubevpn expose checkout 80:3000`")
 	}
+	if errs := validation.IsDNS1123Subdomain(o.service.Host); o.service.Host != "" && len(errs) > 0 {
+		return api.Errorf(api.ExitUsage, "--host: %q is not a host name: %s", o.service.Host, strings.Join(errs, "; ")).
+			WithHint("write it like --host hook.example.com")
+	}
 	for _, text := range args[1:] {
 		p, err := parsePortMap(text)
 		if err == nil && p.Name != "" {
