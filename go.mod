@@ -46,7 +46,17 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require github.com/hanwen/go-fuse/v2 v2.12.1
+require (
+	github.com/google/jsonschema-go v0.4.3
+	github.com/hanwen/go-fuse/v2 v2.12.1
+	github.com/modelcontextprotocol/go-sdk v1.8.0
+)
+
+require (
+	github.com/segmentio/asm v1.1.3 // indirect
+	github.com/segmentio/encoding v0.5.4 // indirect
+	github.com/yosida95/uritemplate/v3 v3.0.2 // indirect
+)
 
 require (
 	github.com/beorn7/perks v1.0.1 // indirect

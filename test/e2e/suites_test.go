@@ -90,6 +90,7 @@ var dev = []suite{
 	{"othervpn", otherVPNSuite},
 	{"doctor", doctorSuite},
 	{"page", pageSuite},
+	{"mcp", mcpSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},

@@ -61,6 +61,9 @@ func newRoot(f *command.Factory, plugin bool) *cobra.Command {
 		}
 		root.SetHelpCommandGroupID(group.title) // the last one
 	}
+	assistant := newMCP(f) // here, because it runs all other commands
+	assistant.GroupID = "Troubleshooting"
+	root.AddCommand(assistant)
 	root.AddCommand(admin.Hidden(f)...)
 	complete(root)
 	if plugin {
