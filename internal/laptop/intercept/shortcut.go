@@ -68,11 +68,10 @@ func (i *Intercept) followShortcuts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ports := map[port]shortcut{}
+	ports := map[uint16]shortcut{}
 	for _, p := range i.claim.Ports {
 		if p.Protocol == "tcp" {
-			to := port{p.Protocol, p.Port}
-			ports[to] = i.newShortcut(match, to)
+			ports[p.Port] = i.newShortcut(match, port{p.Protocol, p.Port})
 		}
 	}
 	defer i.cfg.Session.SetShortcuts(i.claim.ID, nil)
@@ -83,10 +82,8 @@ func (i *Intercept) followShortcuts(ctx context.Context) error {
 		recording, recorded := i.records.options.Get()
 		to := map[netip.AddrPort]shortcut{}
 		if !recording.on {
-			for at, p := range i.ownAddresses() {
-				if s := ports[p]; s != nil {
-					to[at] = s
-				}
+			for at, number := range i.ownAddresses() {
+				to[at] = ports[number]
 			}
 		}
 		i.cfg.Session.SetShortcuts(i.claim.ID, to)
@@ -105,19 +102,17 @@ func (i *Intercept) shortens() bool {
 	return !s.NoShortcut && !s.Mirror && !i.cfg.Clone && s.TLS == nil && i.via == nil
 }
 
-// ownAddresses returns the addresses that lead to intercepted ports: ClusterIPs, unless others have changed where they
-// lead, and the pods that are intercepted.
-func (i *Intercept) ownAddresses() map[netip.AddrPort]port {
-	found := map[netip.AddrPort]port{}
+// ownAddresses returns the addresses that lead to intercepted TCP ports: ClusterIPs, unless others have changed where
+// they lead, and the pods that are intercepted.
+func (i *Intercept) ownAddresses() map[netip.AddrPort]uint16 {
+	found := map[netip.AddrPort]uint16{}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for w := range i.ways(i.workload) {
-		for _, text := range serviceNamed(i.workload.Services, w.service).Spec.ClusterIPs {
-			if ip, err := netip.ParseAddr(text); err == nil && i.now.cut == "" && len(i.now.changes) == 0 {
-				found[netip.AddrPortFrom(ip, uint16(w.port))] = port{w.protocol, w.to}
-			}
+	i.clusterIPs(func(w way, at netip.AddrPort) {
+		if w.protocol == "tcp" && i.now.cut == "" && len(i.now.changes) == 0 {
+			found[at] = w.to
 		}
-	}
+	})
 	for _, c := range i.byUID {
 		if !c.active() {
 			continue
@@ -128,7 +123,9 @@ func (i *Intercept) ownAddresses() map[netip.AddrPort]port {
 				continue
 			}
 			for _, p := range i.claim.Ports {
-				found[netip.AddrPortFrom(ip, cmp.Or(p.Listen, p.Port))] = port{p.Protocol, p.Port}
+				if p.Protocol == "tcp" {
+					found[netip.AddrPortFrom(ip, cmp.Or(p.Listen, p.Port))] = p.Port
+				}
 			}
 		}
 	}

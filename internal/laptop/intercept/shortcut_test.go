@@ -123,9 +123,9 @@ func TestRequestsOfThisMachineStayHere(t *testing.T) {
 func TestShortcutsLeadToTheListenPort(t *testing.T) {
 	i := &Intercept{subject: subject{workload: newWorld(t).workload}, podSet: podSet{byUID: map[types.UID]*podIntercept{}}}
 	i.workload.Services = nil
-	i.claim.Ports = []api.AgentPort{{Protocol: "tcp", Port: 60000, Listen: 14465}, {Protocol: "tcp", Port: 8080}}
+	i.claim.Ports = []api.AgentPort{{Protocol: "tcp", Port: 60000, Listen: 14465}, {Protocol: "tcp", Port: 8080}, {Protocol: "udp", Port: 8080}, {Protocol: "udp", Port: 53}}
 	i.byUID["a"] = &podIntercept{i: i, phase: verified, linked: sessionState{claimed: true, attached: true}, pod: &corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.244.0.9"}}}}}
-	want := map[netip.AddrPort]port{netip.MustParseAddrPort("10.244.0.9:14465"): {"tcp", 60000}, netip.MustParseAddrPort("10.244.0.9:8080"): {"tcp", 8080}}
+	want := map[netip.AddrPort]uint16{netip.MustParseAddrPort("10.244.0.9:14465"): 60000, netip.MustParseAddrPort("10.244.0.9:8080"): 8080}
 	if got := i.ownAddresses(); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

@@ -3,7 +3,6 @@ package intercept
 import (
 	"cmp"
 	"context"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -40,12 +39,7 @@ func (i *Intercept) Trace(ctx context.Context, order api.AgentOrder) api.Interce
 	}
 	i.mu.Unlock()
 	if i.shortens() && s.State == api.InterceptActive && !i.records.options.Load().on {
-		t.Shortcuts = map[netip.AddrPort]uint16{}
-		for at, p := range i.ownAddresses() {
-			if p.protocol == "tcp" {
-				t.Shortcuts[at] = p.number
-			}
-		}
+		t.Shortcuts = i.ownAddresses()
 	}
 	asking.Wait()
 	return t

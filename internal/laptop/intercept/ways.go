@@ -50,15 +50,20 @@ func serviceNamed(all []corev1.Service, name string) *corev1.Service {
 
 func isHeadless(s *corev1.Service) bool { return s.Spec.ClusterIP == corev1.ClusterIPNone }
 
-// serviceTargets returns the ClusterIPs and ports that lead to claimed ports.
-func (i *Intercept) serviceTargets() (targets []target) {
+// clusterIPs calls each for the ClusterIPs and ports that lead to claimed ports, with the way.
+func (i *Intercept) clusterIPs(each func(way, netip.AddrPort)) {
 	for w := range i.ways(i.workload) {
 		for _, ip := range serviceNamed(i.workload.Services, w.service).Spec.ClusterIPs {
 			if addr, err := netip.ParseAddr(ip); err == nil { // the ClusterIP of a headless Service is "None"
-				targets = append(targets, target{w.protocol, netip.AddrPortFrom(addr, uint16(w.port))})
+				each(w, netip.AddrPortFrom(addr, uint16(w.port)))
 			}
 		}
 	}
+}
+
+// serviceTargets returns the ClusterIPs and ports that lead to claimed ports.
+func (i *Intercept) serviceTargets() (targets []target) {
+	i.clusterIPs(func(w way, at netip.AddrPort) { targets = append(targets, target{w.protocol, at}) })
 	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.String(), b.String()) })
 	return targets
 }
