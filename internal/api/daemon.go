@@ -21,6 +21,8 @@ type ConnectRequest struct {
 	// Name is the label under which names always mean this cluster: NAME.NAMESPACE.LABEL. Empty: made of Context.
 	Name    string `json:"name,omitempty"`
 	Upgrade bool   `json:"upgrade,omitempty"`
+	// Keep lets a traffic manager that the connection installs into the user's namespace stay without laptops.
+	Keep bool `json:"keep,omitempty"`
 	ConnectSettings
 	// Via is a workload of the namespace, as TYPE/NAME: connections leave from inside one of its pods. Empty: from the
 	// traffic manager.
@@ -212,7 +214,9 @@ type DNSStatus struct {
 	Mode   ResolverMode `json:"mode"`
 	Domain string       `json:"domain"`
 	// Alias is the label under which names always mean this cluster: web.shop.ALIAS. Empty: none.
-	Alias   string       `json:"alias,omitempty"`
+	Alias string `json:"alias,omitempty"`
+	// Limited: short names are those of Services in the connection's namespace only, for want of rights.
+	Limited bool         `json:"limited,omitempty"`
 	Servers []netip.Addr `json:"servers"`
 	// the nameserver of programs with a search list of their own: it gives names no namespace
 	Programs netip.Addr `json:"programs,omitzero"`

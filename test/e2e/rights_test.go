@@ -24,6 +24,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netns"
+	batchv1 "k8s.io/api/batch/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
@@ -96,13 +97,13 @@ func developerAlone(t *testing.T, w *world) {
 	if !strings.HasPrefix(c.Services, "dialed as they are: ") {
 		t.Errorf("status says of Services %q", c.Services)
 	}
-	// The messages name what does not work and what to ask for.
-	for _, want := range []string{"ClusterIPs", "names of Services", "kubevpn install", "kubevpn-traffic-manager-user"} {
-		if !strings.Contains(r.stdout+r.stderr, want) {
-			t.Errorf("connect does not mention %q:\n%v", want, r)
-		}
-		if !strings.Contains(strings.Join(c.Warnings, "\n"), want) {
-			t.Errorf("status has no warning about %q: %q", want, c.Warnings)
+	// It says that the manager is temporary, and no list of what it cannot do, except for networks that it guesses.
+	if said := r.stdout + r.stderr; !strings.Contains(said, "while laptops use it") || strings.Contains(said, "ask") {
+		t.Errorf("connect says\n%v", said)
+	}
+	for _, warning := range c.Warnings {
+		if !strings.Contains(warning, "guessed from pods' addresses") {
+			t.Errorf("status warns: %s", warning)
 		}
 	}
 	pods, vip := w.pods(t, "default", "app=web"), w.clusterIP(t, "default", "web")
@@ -134,8 +135,38 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 	if out := dev.must(t, "curl", "-sS", "--max-time", "5", "http://www.outside.test/"); out == "" {
 		t.Error("an empty page")
 	}
+	// A manager whose lease has ended, as after a long sleep of the laptop, is installed again.
+	first := w.kubectl(t, "-n", "default", "get", "deployment", "kubevpn-traffic-manager", "-o", "jsonpath={.metadata.uid}")
+	w.kubectl(t, "-n", "default", "patch", "job", "kubevpn-traffic-manager", "--type=merge", "-p", `{"spec":{"activeDeadlineSeconds":1}}`)
+	testenv.Eventually(t, time.Minute, func() error {
+		if now, err := w.tryKubectl(t.Context(), "-n", "default", "get", "deployment", "kubevpn-traffic-manager", "-o", "jsonpath={.metadata.uid}"); err != nil || now == first {
+			return fmt.Errorf("the former manager is there: %s %w", now, err)
+		}
+		_, err := dev.get(t, "http://web.default/")
+		return err
+	})
 	dev.must(t, "kubevpn", "disconnect", "--all")
 	dev.sameAs(t, before)
+	leaseEnds(t, w, "default")
+}
+
+// leaseEnds checks that the lease of a temporary manager ends soon after the last laptop has left, and that the manager
+// goes with it.
+func leaseEnds(t *testing.T, w *world, namespace string) {
+	var job batchv1.Job
+	if err := json.Unmarshal([]byte(w.kubectl(t, "-n", namespace, "get", "job", "kubevpn-traffic-manager", "-o", "json")), &job); err != nil {
+		t.Fatal(err)
+	}
+	if left := time.Until(job.CreationTimestamp.Add(time.Duration(*job.Spec.ActiveDeadlineSeconds) * time.Second)); left > 50*time.Second {
+		t.Errorf("the manager stays for %v after the last laptop has left", left)
+	}
+	w.kubectl(t, "-n", namespace, "patch", "job", job.Name, "--type=merge", "-p", `{"spec":{"activeDeadlineSeconds":1}}`)
+	testenv.Eventually(t, time.Minute, func() error {
+		if out := w.installed(t); out != "" {
+			return fmt.Errorf("left:\n%s", out)
+		}
+		return nil
+	})
 }
 
 // uninstall removes a manager after a test.
@@ -208,8 +239,16 @@ func manifestApplies(t *testing.T, w *world, admin *laptop) {
 func developerBound(t *testing.T, w *world) {
 	dev := w.newUser(t, lab.Developer)
 	t.Run("unbound_developer_installs_their_own", func(t *testing.T) {
-		r := dev.connect(t)
+		dev.connect(t)
 		t.Cleanup(func() { uninstall(t, dev, "default") })
+		dev.connect(t, "--keep") // what is temporary stays
+		if out := w.kubectl(t, "-n", "default", "get", "job", "-l", ours, "-o", "name"); out != "" {
+			t.Errorf("the lease is left: %s", out)
+		}
+		if out := w.kubectl(t, "-n", "default", "get", "deployment,serviceaccount", "-l", ours, "-o", "jsonpath={.items[*].metadata.ownerReferences}"); out != "" {
+			t.Errorf("somebody owns what stays: %s", out)
+		}
+		r := dev.connect(t, "--reconnect")
 		if c := dev.connection(t); c.ManagerNamespace != "default" || !strings.Contains(r.stdout+r.stderr, "kubectl create rolebinding") {
 			t.Errorf("%+v\n%v", c, r)
 		}

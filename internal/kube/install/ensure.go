@@ -42,9 +42,14 @@ type Result struct {
 	Release   string // the Helm release that owns the manager; empty: none
 	// ImageWarning is the entry of Warnings about an Image other than Options.Image, or "".
 	ImageWarning string
+	// Lease is that of a temporary manager, which the caller must renew. Zero: the manager stays, or the user may not
+	// renew its lease.
+	Lease Lease
 }
 
 const (
+	useIt, mayNotUse = "use it", "you may not use it"
+
 	stepInstall = "Installing the traffic manager"
 	stepWait    = "Waiting for the traffic manager"
 )
@@ -76,6 +81,7 @@ type ensurer struct {
 	generation int64        // of the Deployment after our apply; 0: we applied none
 	release    *helmRelease // owns the manager; nil: kubevpn may change it
 	seen       snapshot     // of the manager that is used
+	fallback   bool         // the namespace is Options.FallbackNamespace
 }
 
 // denial is the error of a user who cannot use or install a manager in a namespace, but perhaps in another one.
@@ -129,12 +135,12 @@ func (e *ensurer) findOrInstall(ctx context.Context) error {
 		return err
 	}
 	fallback := namespaces[1]
-	e.o.Namespace = fallback
+	e.o.Namespace, e.fallback = fallback, true
 	err = e.try(ctx, fallback)
 	if also, denied := errors.AsType[*denial](err); denied {
 		return e.bothDenied(ctx, ns, no, fallback, also)
 	}
-	if err != nil {
+	if err != nil || e.result.Lease.UID != "" && no.text != mayNotUse { // the latter tells of a better one
 		return err
 	}
 	e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a "+
@@ -189,7 +195,7 @@ func (e *ensurer) try(ctx context.Context, ns string) error {
 	case s.managerErr != nil:
 		return s.managerErr
 	case len(s.lacking) > 0:
-		return e.mayNot(ctx, ns, "use it", s.lacking)
+		return e.mayNot(ctx, ns, useIt, s.lacking)
 	}
 	return e.use(ctx, ns, s)
 }
@@ -198,9 +204,28 @@ func (e *ensurer) try(ctx context.Context, ns string) error {
 func (e *ensurer) existing(ctx context.Context, ns string) (s *survey, err error) {
 	err = e.afterDeletion(ctx, "the traffic manager in "+ns, func(ctx context.Context) (bool, error) {
 		s = e.survey(ctx, ns)
-		return s.ending(), nil
+		if s.managerErr != nil || s.ending() || len(s.lacking) > 0 {
+			return s.ending(), nil
+		}
+		return e.renew(ctx, s.manager)
 	})
 	return s, err
+}
+
+// renew renews the lease of an existing manager, if it has one. It reports whether Kubernetes deletes the manager.
+func (e *ensurer) renew(ctx context.Context, d *appsv1.Deployment) (ending bool, err error) {
+	l := leaseOf(d)
+	if l.UID == "" {
+		return false, nil
+	}
+	lives, err := l.renew(ctx, e.kube, LeaseTime)
+	if apierrors.IsForbidden(err) {
+		e.warn("the traffic manager in %s ends when the laptop that installed it leaves: you may not patch Jobs there",
+			l.Namespace)
+		return false, nil
+	}
+	e.own(l)
+	return !lives, err
 }
 
 // createNamespace creates the namespace unless it exists. It waits while the namespace is being deleted.
@@ -313,6 +338,14 @@ func (e *ensurer) install(ctx context.Context, ns string, s *survey) error {
 			return err
 		}
 	}
+	if e.fallback && !e.o.Keep && len(lacking(ctx, e.kube, toLease(ns))) == 0 &&
+		len(lacking(ctx, e.kube, toGrant(ns))) > 0 {
+		l, err := e.lease(ctx, ns)
+		if err != nil {
+			return err
+		}
+		e.own(l)
+	}
 	err = e.applyManager(ctx, ns)
 	if _, _, denied := client.Denial(err); denied || apierrors.IsNotFound(err) {
 		return e.denied(ctx, ns, "install it", err)
@@ -338,8 +371,10 @@ func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 	o := e.o
 	o.Namespace, o.APIServers = ns, apiServers(ctx, e.kube)
 	o.Objects.Resources = append(quotaLimits(ctx, e.kube, ns), o.Objects.Resources...)
-	if err := e.grant(ctx, o); err != nil {
-		return err
+	if o.owner == nil {
+		if err := e.grant(ctx, o); err != nil {
+			return err
+		}
 	}
 	if err := o.applyAll(ctx, e.kube, baseObjects(o)); err != nil {
 		return err
@@ -418,6 +453,8 @@ func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 	}
 	broken := isBroken(d, s.pods)
 	switch {
+	case e.o.Keep && e.result.Lease.UID != "":
+		return e.keep(ctx, ns)
 	case e.o.Image == "" || e.result.Image == e.o.Image:
 	case e.o.Upgrade && e.release != nil:
 		return e.release.refuse(e.release.upgrade(e.o.Image))
@@ -434,6 +471,9 @@ func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
 	}
 	return e.repair(ctx, ns, s, broken)
 }
+
+// own makes the lease the owner of what is applied.
+func (e *ensurer) own(l Lease) { e.result.Lease, e.o.owner = l, l.owner() }
 
 // pullAgain deletes the pods whose image could not be pulled, if the user may. The kubelet pulls the image of their
 // successors at once, but waits up to five minutes before it retries a failed pull.
@@ -508,6 +548,9 @@ func (e *ensurer) repair(ctx context.Context, ns string, s *survey, broken bool)
 		return nil
 	}
 	for i, c := range e.parts(ns) {
+		if i > 0 && e.o.owner != nil {
+			break // a temporary manager has no rights
+		}
 		if !apierrors.IsNotFound(s.parts[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
 			continue
 		}

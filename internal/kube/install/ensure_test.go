@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
@@ -94,6 +95,9 @@ func (w *world) react(a k8stesting.Action) (bool, runtime.Object, error) {
 	case k8stesting.CreateAction:
 		if m, ok := x.GetObject().(metav1.Object); ok {
 			name = m.GetName()
+			if m.GetUID() == "" {
+				m.SetUID(types.UID(resource))
+			}
 		}
 	default:
 		return false, nil, nil
@@ -134,6 +138,7 @@ var (
 		"patch serviceaccounts kubevpn/kubevpn-traffic-manager",
 		"patch deployments kubevpn/kubevpn-traffic-manager",
 	}
+	leased = append([]string{"create jobs team/kubevpn-traffic-manager"}, inTeam...)
 	inTeam = []string{"patch serviceaccounts team/kubevpn-traffic-manager", "patch deployments team/kubevpn-traffic-manager"}
 )
 
@@ -190,6 +195,16 @@ func TestEnsureInstallsWhatTheUserMayInstall(t *testing.T) {
 		},
 		{
 			name: "developer alone", deny: developer, objects: []runtime.Object{inNamespace("team", ready)}, options: Options{FallbackNamespace: "team"},
+			want: Result{Namespace: "team", Pod: "manager-pod", Image: image, Installed: true, Lease: Lease{Namespace: "team", UID: "jobs"}}, changes: leased,
+		},
+		{
+			name: "developer without Jobs", deny: developer + " create:jobs@team", objects: []runtime.Object{inNamespace("team", ready)}, options: Options{FallbackNamespace: "team"},
+			want: Result{Namespace: "team", Pod: "manager-pod", Image: image, Installed: true, Warnings: []string{noRights,
+				"the traffic manager runs in the namespace team: you may not look for it in kubevpn. To use one for the whole cluster, ask a cluster admin to run" + askAdmin}},
+			changes: inTeam,
+		},
+		{
+			name: "developer keeps", deny: developer, objects: []runtime.Object{inNamespace("team", ready)}, options: Options{FallbackNamespace: "team", Keep: true},
 			want: Result{Namespace: "team", Pod: "manager-pod", Image: image, Installed: true, Warnings: []string{noRights,
 				"the traffic manager runs in the namespace team: you may not look for it in kubevpn. To use one for the whole cluster, ask a cluster admin to run" + askAdmin}},
 			changes: inTeam,
@@ -202,9 +217,9 @@ func TestEnsureInstallsWhatTheUserMayInstall(t *testing.T) {
 		{
 			name: "may see it, may not use it", deny: "create:pods/portforward@kubevpn *:clusterroles@ *:clusterrolebindings@ create:roles@team", objects: append(installed("kubevpn", image), inNamespace("team", ready)),
 			options: Options{FallbackNamespace: "team"},
-			want: Result{Namespace: "team", Pod: "manager-pod", Image: image, Installed: true, Warnings: []string{noRights,
+			want: Result{Namespace: "team", Pod: "manager-pod", Image: image, Installed: true, Lease: Lease{Namespace: "team", UID: "jobs"}, Warnings: []string{
 				"the traffic manager runs in the namespace team: you may not use it in kubevpn. To use one for the whole cluster, ask a cluster admin to run" + askAdmin}},
-			changes: append([]string{"create namespaces /team"}, inTeam...),
+			changes: append([]string{"create namespaces /team"}, leased...),
 		},
 		{
 			name: "the review said yes", secret: "patch:deployments@kubevpn", objects: []runtime.Object{inNamespace("team", ready), namespaceObject("kubevpn"), namespaceObject("team")}, options: Options{FallbackNamespace: "team"},

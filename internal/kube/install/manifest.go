@@ -47,6 +47,7 @@ func Manifest(o Options) ([]byte, error) {
 // decorate gives an object what Options.Objects say.
 func (o Options) decorate(obj runtime.Object) {
 	workloads.Decorate(obj.(metav1.Object), o.Objects)
+	obj.(metav1.Object).SetOwnerReferences(o.owner)
 	if d, is := obj.(*appsv1.Deployment); is {
 		workloads.Decorate(&d.Spec.Template, o.Objects)
 		c := &d.Spec.Template.Spec.Containers[0]

@@ -47,10 +47,12 @@ const (
 type Options struct {
 	// Namespace of the traffic manager. Empty: DefaultNamespace, or FallbackNamespace if the user lacks rights there.
 	Namespace         string
-	FallbackNamespace string          // the user's current namespace
-	Image             string          // reference of the traffic manager's image
-	Upgrade           bool            // replace a manager that runs another image
-	Progress          func(api.Event) // may be nil
+	FallbackNamespace string // the user's current namespace
+	Image             string // reference of the traffic manager's image
+	Upgrade           bool   // replace a manager that runs another image
+	// Keep lets the manager stay. Else one that Ensure installs into the fallback, without rights, is temporary.
+	Keep     bool
+	Progress func(api.Event) // may be nil
 	// Consent is the user's consent. Ensure fails with api.ExitConsent if it does not include an existing manager, or
 	// an existing namespace without a manager that the user did not name. Nil: Ensure needs no consent.
 	Consent *api.Consent
@@ -62,6 +64,8 @@ type Options struct {
 	Objects      api.Objects // what policies demand of the objects
 	// APIServers are addresses ("host:port") of the API server that pods reach without kube-proxy. Ensure sets it.
 	APIServers []string
+
+	owner []metav1.OwnerReference // of what is applied; nil: nobody owns it
 }
 
 func (o Options) namespace() string { return cmp.Or(o.Namespace, DefaultNamespace) }

@@ -235,6 +235,7 @@ func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, e
 	const group = rbacv1.GroupName
 	rbac, spaces := r.kube.RbacV1(), r.kube.CoreV1().Namespaces()
 	for _, list := range []lister{
+		optional(targetsOf("Job", in("batch", "jobs"), oursDirect, r.kube.BatchV1().Jobs(r.ns))),
 		targetsOf("Deployment", in("apps", "deployments"), ours, r.kube.AppsV1().Deployments(r.ns)),
 		optional(targetsOf("Service", in("", "services"), oursDirect, r.kube.CoreV1().Services(r.ns))),
 		targetsOf("ServiceAccount", in("", "serviceaccounts"), ours, r.kube.CoreV1().ServiceAccounts(r.ns)),

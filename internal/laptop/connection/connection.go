@@ -28,6 +28,7 @@
 //
 //	establish      manager.ensure, chooser.choose, routes.bringUp, checker.check; then it starts the next two
 //	maintain       routes: plans and applies again when the view or the namespace changes
+//	keepLease      renews the lease of a temporary manager
 //	watchNetwork   probes all conns when this machine's network changes; watchWake, when it has woken up
 //	chooser.watch  replaces a gateway that is gone, or changes to gvisor
 //	OnSession      handshake: one conversation per transport session, one after the other
@@ -46,6 +47,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/install"
 	"kubevpn/internal/kube/podconn"
 	"kubevpn/pkg/protocol/dns"
 	"kubevpn/pkg/wakeup"
@@ -147,6 +149,7 @@ type Connection struct {
 	checker     *checker
 	pod         Via              // nil: there is no Via
 	moved       wakeup.Broadcast // sent by onMove
+	lost        wakeup.Signal    // raised when the session has lost its last conn
 }
 
 // New reads the kubeconfig. It opens no network connection. Errors are *api.Error.
@@ -196,7 +199,8 @@ func newConnection(cfg Config) *Connection {
 	s.packets = newPacketPath(s.current, s.hosts, s.shortcuts, cfg.Logger)
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })
 
-	c := &Connection{shared: s, manager: &manager{shared: s, prepared: cfg.Prepared}, objectNames: newObjectNames()}
+	c := &Connection{shared: s, manager: &manager{shared: s, prepared: cfg.Prepared}, objectNames: newObjectNames(),
+		lost: wakeup.NewSignal()}
 	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets(), direct: newDirect(s)}
 	c.handshake = &handshake{shared: s, manager: c.manager,
 		retry: func() { c.client.Retry() }}
@@ -290,6 +294,9 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	})
 	if err := found.Wait(); err != nil {
 		return err
+	}
+	if c.manager.location.Load().lease != (install.Lease{}) {
+		g.Go(func() error { return c.keepLease(ctx) })
 	}
 	if err := checkDefaults(&c.cfg.Request); err != nil {
 		return err
@@ -424,5 +431,7 @@ func (c *Connection) onState(state transport.State, cause error) {
 	})
 	if state == transport.StateConnected {
 		c.changed.Raise() // the API server may have another address, which must stay out of the tunnel
+	} else {
+		c.lost.Raise()
 	}
 }

@@ -35,6 +35,7 @@ type managerLocation struct {
 	node           string             // of the pod that ensure found
 	trusted        api.TrustedManager // the user trusts this manager and no other
 	imageWarning   string             // about the image of the manager that ensure found; empty: none
+	lease          install.Lease      // of a temporary manager
 }
 
 // ensure finds the traffic manager, or installs it.
@@ -42,7 +43,7 @@ func (m *manager) ensure(ctx context.Context) error {
 	done := m.status.step("Finding the traffic manager")
 	r := m.cfg.Request
 	result, err := install.Ensure(ctx, m.cluster, install.Options{
-		Namespace: r.ManagerNamespace, FallbackNamespace: r.Namespace, Image: r.Image, Upgrade: r.Upgrade,
+		Namespace: r.ManagerNamespace, FallbackNamespace: r.Namespace, Image: r.Image, Upgrade: r.Upgrade, Keep: r.Keep,
 		Progress: m.cfg.Progress, Consent: &r.Consent, Objects: r.Objects,
 	})
 	if err != nil {
@@ -50,12 +51,15 @@ func (m *manager) ensure(ctx context.Context) error {
 	}
 	m.location.Update(func(p *managerLocation) {
 		*p = managerLocation{namespace: result.Namespace, pod: result.Pod, node: result.Node, trusted: result.Manager,
-			imageWarning: result.ImageWarning}
+			imageWarning: result.ImageWarning, lease: result.Lease}
 	})
 	m.status.warn(result.Warnings...)
 	verb := "found"
 	if result.Installed {
 		verb = "installed"
+	}
+	if result.Lease.UID != "" {
+		verb += " while laptops use it (--keep keeps it)"
 	}
 	done("%s: pod %s/%s, image %s", verb, result.Namespace, result.Pod, result.Image)
 	return nil
@@ -70,6 +74,22 @@ func (m *manager) Image(ctx context.Context) (string, error) {
 // NeedsPullSecret reports whether the traffic manager's pod names a Secret to pull its image. Errors are *api.Error.
 func (m *manager) NeedsPullSecret(ctx context.Context) (bool, error) {
 	return install.NeedsPullSecret(ctx, m.cluster, m.location.Load().trusted.Namespace)
+}
+
+// Keep makes a temporary traffic manager one that stays. Errors are *api.Error, or ctx's.
+func (m *manager) Keep(ctx context.Context, progress func(api.Event)) error {
+	at := m.location.Load()
+	if at.lease == (install.Lease{}) {
+		return nil
+	}
+	_, err := install.Ensure(ctx, m.cluster, install.Options{
+		Namespace: at.namespace, Keep: true, Progress: progress, Objects: m.cfg.Request.Objects,
+		Consent: &api.Consent{Managers: []api.TrustedManager{at.trusted}},
+	})
+	if err == nil {
+		m.location.Update(func(p *managerLocation) { p.lease = install.Lease{} })
+	}
+	return err
 }
 
 // Upgrade replaces the traffic manager with one of the image, unless it runs that image. It returns when the connection

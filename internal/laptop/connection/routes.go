@@ -200,6 +200,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 		}
 		report.shown.DNS = api.DNSStatus{Mode: r.applied.ResolverMode, Domain: v.state.DNSDomain,
 			Alias:   label,
+			Limited: !r.view.Load().state.ResolvesVIPs,
 			Servers: v.state.DNSServers, ExtraDomains: r.cfg.Request.ExtraDomains,
 			ExcludeDomains: r.cfg.Request.ExcludeDomains, Programs: v.lease.Resolver.Next()}
 	})

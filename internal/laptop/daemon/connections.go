@@ -269,6 +269,11 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 			return err
 		}
 	}
+	if req.Keep {
+		if err := t.conn.Keep(ctx, emit); err != nil {
+			return err
+		}
+	}
 	if req.Upgrade {
 		if err := t.conn.Upgrade(ctx, req.Image, emit); err != nil {
 			return err

@@ -60,6 +60,8 @@ type Connection interface {
 	SetCredential(credential *api.Credential) error
 	// Counters returns what the connection counts, for metrics.
 	Counters() connection.Counters
+	// Keep makes a temporary traffic manager one that stays.
+	Keep(ctx context.Context, progress func(api.Event)) error
 	// Upgrade replaces the traffic manager with one that runs the image, unless it does already, and moves the
 	// connection, which must be connected, to it.
 	Upgrade(ctx context.Context, image string, progress func(api.Event)) error

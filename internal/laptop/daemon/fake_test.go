@@ -208,6 +208,8 @@ func (c *fakeConnection) SetCredential(credential *api.Credential) error {
 	return nil
 }
 
+func (c *fakeConnection) Keep(context.Context, func(api.Event)) error { return nil }
+
 func (c *fakeConnection) Upgrade(_ context.Context, image string, progress func(api.Event)) error {
 	if image == "bad" {
 		return api.Errorf(api.ExitImagePull, "no such image")

@@ -62,7 +62,7 @@ func (o *installOptions) run(ctx context.Context, on func(api.Event), quiet func
 		return err
 	}
 	opts := install.Options{
-		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: on,
+		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Keep: true, Progress: on,
 		Expose: o.expose, ExposeRanges: o.ranges, Objects: cfg.Objects,
 	}
 	if o.expose == install.ExposeLoadBalancer && len(o.ranges) == 0 && !cfg.Yes {

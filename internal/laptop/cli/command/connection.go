@@ -29,8 +29,8 @@ type ConnectionFlags struct {
 	Cluster *client.Cluster
 	Config  config.Config
 
-	egress  string
-	upgrade bool
+	egress        string
+	upgrade, keep bool
 }
 
 // AddTo defines the flags, and those of more settings.
@@ -47,6 +47,8 @@ func (k *ConnectionFlags) AddWithoutImage(cmd *cobra.Command, f *Factory, more .
 			more)...)
 		flags.BoolVar(&k.upgrade, "upgrade", false,
 			"replace a traffic manager of another version; interrupts the connections of all users")
+		flags.BoolVar(&k.keep, "keep", false,
+			"keep a traffic manager that kubevpn installs into your namespace; else it goes when no laptop uses it")
 	})
 }
 
@@ -122,7 +124,7 @@ func (k *ConnectionFlags) Request(ctx context.Context, on func(api.Event)) (api.
 	}
 	return api.ConnectRequest{
 		Kubeconfig: l.Kubeconfig, Credential: l.Credential, Context: l.Prepared.Context,
-		Namespace: l.Prepared.Namespace, Upgrade: k.upgrade, ConnectSettings: l.Config.ConnectSettings,
+		Namespace: l.Prepared.Namespace, Upgrade: k.upgrade, Keep: k.keep, ConnectSettings: l.Config.ConnectSettings,
 		Settings: l.Config.Settings(), Via: k.Via, Egress: k.egress,
 	}, nil
 }

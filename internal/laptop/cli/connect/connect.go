@@ -180,11 +180,14 @@ func printConnected(w io.Writer, c *api.Connection) {
 	for _, m := range c.Mappings {
 		fmt.Fprintf(w, "  mapped    %v of the cluster is %v here\n", m.Cluster, m.Local)
 	}
-	always := ""
-	if c.DNS.Alias != "" {
-		always = ", NAME.NAMESPACE." + c.DNS.Alias
+	namespace, always := "NAMESPACE", ""
+	if c.DNS.Limited {
+		namespace = c.Namespace
 	}
-	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE%s and *.%s, by %s\n", always,
+	if c.DNS.Alias != "" {
+		always = ", NAME." + namespace + "." + c.DNS.Alias
+	}
+	fmt.Fprintf(w, "  names     NAME, NAME.%s%s and *.%s, by %s\n", namespace, always,
 		strings.Join(slices.Concat([]string{c.DNS.Domain}, c.DNS.ExtraDomains), ", *."), c.DNS.Mode)
 	if c.SOCKS != nil {
 		printProxy(w, c.SOCKS)
