@@ -49,7 +49,7 @@ func hold(ctx context.Context, req api.InterceptRequest, place sandbox.Place, pr
 	progress func(api.Event)) (err error) {
 	footprint.HalveProcessors()
 	cfg := daemon.HoldConfig{Request: req, Place: place, Proxy: proxy, Progress: progress, Logger: warnings()}
-	if proxy == nil || req.Connect.Via != "" { // a proxy receives no intercepts
+	if proxy == nil || req.Connect.Via != "" || len(req.Workloads) > 0 { // agents know the owner
 		if cfg.Owner, err = newOwner(); err != nil {
 			return err
 		}

@@ -254,6 +254,7 @@ type Status struct {
 	Helper      string       `json:"helper,omitempty"`  // what started the root helper: sudo, service; empty: none
 	Connections []Connection `json:"connections"`
 	Intercepts  []Intercept  `json:"intercepts"`
+	Projects    []Project    `json:"projects,omitempty"` // that `kubevpn up` keeps
 }
 
 // DisconnectRequest ends the connections with these IDs, or all of them. If no connection is left, the daemon answers

@@ -61,9 +61,13 @@ func newRoot(f *command.Factory, plugin bool) *cobra.Command {
 		}
 		root.SetHelpCommandGroupID(group.title) // the last one
 	}
-	assistant := newMCP(f) // here, because it runs all other commands
-	assistant.GroupID = "Troubleshooting"
-	root.AddCommand(assistant)
+	for _, cmd := range []*cobra.Command{newUp(f), newDown(f), newMCP(f)} { // here, because they run other commands
+		cmd.GroupID = "Workloads"
+		if cmd.Name() == "mcp" {
+			cmd.GroupID = "Troubleshooting"
+		}
+		root.AddCommand(cmd)
+	}
 	root.AddCommand(admin.Hidden(f)...)
 	complete(root)
 	if plugin {
@@ -213,10 +217,21 @@ func requirement(e *pflag.InvalidValueError) string {
 
 // similarFlags returns the visible flags whose names begin with name, or from which a few characters of it differ.
 func similarFlags(flags *pflag.FlagSet, name string) []string {
+	var all []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			all = append(all, f.Name)
+		}
+	})
+	return similar(name, all)
+}
+
+// similar returns the names that begin with name, or from which a few characters of it differ.
+func similar(name string, all []string) []string {
 	// Cobra compares only the names of commands.
 	names := &cobra.Command{SuggestionsMinimumDistance: min(2, len(name)/3)}
-	flags.VisitAll(func(f *pflag.Flag) {
-		names.AddCommand(&cobra.Command{Use: f.Name, Hidden: f.Hidden, Run: func(*cobra.Command, []string) {}})
-	})
+	for _, other := range all {
+		names.AddCommand(&cobra.Command{Use: other, Run: func(*cobra.Command, []string) {}})
+	}
 	return names.SuggestionsFor(name)
 }

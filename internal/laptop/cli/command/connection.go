@@ -152,3 +152,18 @@ func (k *ConnectionFlags) Hold(ctx context.Context, req api.InterceptRequest, pl
 		return k.f.Hold(ctx, req, place, proxy, on)
 	})
 }
+
+// ListenProxy listens at the address of --socks, which must be a loopback address: the protocols are not encrypted.
+func ListenProxy(text string) (net.Listener, error) {
+	at, err := config.ParseLoopback(text, "the password and the traffic")
+	if err != nil {
+		return nil, api.Errorf(api.ExitUsage, "--socks: %w", err).
+			WithHint("use a loopback address and a port, such as 127.0.0.1:1080")
+	}
+	l, err := net.Listen("tcp", at.String())
+	if err != nil {
+		return nil, api.Errorf(api.ExitNetwork, "--socks: cannot listen on %s: %w", at, err).
+			WithHint("use another port, or port 0 for a free one")
+	}
+	return l, nil
+}

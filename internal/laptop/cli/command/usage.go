@@ -16,6 +16,8 @@ func AddGlobal(root *cobra.Command, f *Factory) {
 	flags.IntVarP(&f.Verbosity, "v", "v", 0,
 		"verbosity of the log on standard error: 6 prints requests to the API server, 8 also their content")
 	flags.BoolVarP(&f.Quiet, "quiet", "q", false, "print only results and errors")
+	flags.IntVar(&f.Events, "events", 0, "file descriptor for the events, as lines of JSON")
+	flags.Lookup("events").Hidden = true // for `kubevpn up`
 	flags.VisitAll(func(f *pflag.Flag) { f.Annotations = map[string][]string{sectionAnnotation: {SectionGlobal}} })
 }
 

@@ -22,6 +22,7 @@ type connectOptions struct {
 	f          *command.Factory
 	flags      command.ConnectionFlags
 	foreground bool
+	attached   bool // until Ctrl-C, by the daemon
 	reconnect  bool
 	name       string
 	socks      string // address of the proxy; empty: none
@@ -77,6 +78,8 @@ func newConnect(f *command.Factory) *cobra.Command {
 		"label under which names always mean this cluster, NAME.NAMESPACE.LABEL (default: the context's name)")
 	cmd.Flags().BoolVar(&o.reconnect, "reconnect", false,
 		"end the connection to this cluster first, with its proxies and clones, if there is one")
+	cmd.Flags().BoolVar(&o.attached, "attached", false, "end the connection with this command, if it has connected")
+	cmd.Flag("attached").Hidden = true // for `kubevpn up`
 	o.output.AddTo(cmd)
 	return cmd
 }
@@ -108,6 +111,9 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 	if o.flags.Here {
 		return o.hold(ctx, req, proxy, on, quiet)
 	}
+	if o.attached {
+		return o.attach(ctx, req, on, quiet)
+	}
 	var c *api.Connection
 	err = o.flags.Consenting(&req, o.output, quiet).Run(ctx, on, func(on func(api.Event)) (err error) {
 		c, err = o.f.Daemon().Connect(ctx, req, on, quiet)
@@ -122,6 +128,17 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 	}
 	quiet()
 	return o.print(c)
+}
+
+// attach has the daemon keep the connection until ctx ends.
+func (o *connectOptions) attach(ctx context.Context, req api.ConnectRequest, on func(api.Event), quiet func()) error {
+	err := o.flags.Consenting(&req, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
+		return o.f.Daemon().Intercept(ctx, api.InterceptRequest{Connect: req, Attached: true}, on, quiet)
+	})
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // print prints the connection that the command has made.

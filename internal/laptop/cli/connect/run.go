@@ -89,7 +89,7 @@ func (o *runOptions) run(ctx context.Context, on func(api.Event), quiet func()) 
 	}
 	var l net.Listener
 	if at != "" {
-		if l, err = listenProxy(at); err != nil {
+		if l, err = command.ListenProxy(at); err != nil {
 			return err
 		}
 		defer l.Close()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/config"
+	"kubevpn/internal/laptop/cli/command"
 	"kubevpn/pkg/protocol/httpmatch"
 )
 
@@ -23,7 +23,7 @@ func (o *connectOptions) listen() (net.Listener, error) {
 				WithHint("a proxy has no device for packets; remove --%s", name)
 		}
 	}
-	return listenProxy(o.socks)
+	return command.ListenProxy(o.socks)
 }
 
 // added returns the headers of --add-header.
@@ -47,21 +47,6 @@ func (o *connectOptions) added() (headers []httpmatch.Named, err error) {
 		headers = append(headers, h)
 	}
 	return headers, nil
-}
-
-// listenProxy listens at the address of --socks, which must be a loopback address: the protocols are not encrypted.
-func listenProxy(text string) (net.Listener, error) {
-	at, err := config.ParseLoopback(text, "the password and the traffic")
-	if err != nil {
-		return nil, api.Errorf(api.ExitUsage, "--socks: %w", err).
-			WithHint("use a loopback address and a port, such as 127.0.0.1:1080")
-	}
-	l, err := net.Listen("tcp", at.String())
-	if err != nil {
-		return nil, api.Errorf(api.ExitNetwork, "--socks: cannot listen on %s: %w", at, err).
-			WithHint("use another port, or port 0 for a free one")
-	}
-	return l, nil
 }
 
 // printProxy prints what a program needs to use the proxy.

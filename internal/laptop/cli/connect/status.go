@@ -110,7 +110,7 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 	if !o.output.ForPeople() {
 		return o.output.Print(w, status, statusNames(status)...)
 	}
-	if len(status.Connections) == 0 && len(status.Intercepts) == 0 {
+	if len(status.Connections) == 0 && len(status.Intercepts) == 0 && len(status.Projects) == 0 {
 		fmt.Fprintln(w, "not connected")
 		return nil
 	}
@@ -134,6 +134,12 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 	}
 	if o.output.Wide() && status.Helper != "" {
 		term.PrintDetails(w, "root helper", []string{"started by: " + status.Helper})
+	}
+	for _, p := range status.Projects {
+		term.PrintDetails(w, p.Name, api.Texts(p.Entries, func(e api.ProjectEntry) string {
+			return strings.TrimSpace(fmt.Sprintf("%s %s: %s for %s %s", e.Kind, e.Name, e.State, term.Age(e.Since, now),
+				api.OneLine(e.Detail)))
+		}))
 	}
 	return o.printIntercepts(w, status, now)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -46,15 +47,27 @@ func (s *Streams) Report(ctx context.Context, output *Format,
 	if asJSON {
 		p = jsonLines{s.Out}
 	}
+	var also Progress = jsonLines{io.Discard}
+	if s.Events > 0 {
+		file := os.NewFile(uintptr(s.Events), "events")
+		closeOnExec(s.Events) // of the programs that this one starts, none writes events
+		defer file.Close()
+		also = jsonLines{file}
+	}
 	defer p.Stop()
 	shown := false
 	err := do(ctx, func(e api.Event) {
 		shown = shown || e.Error != nil
 		p.Show(e)
+		also.Show(e)
 	}, p.Stop)
 	p.Stop()
-	if err != nil && asJSON && !shown {
-		p.Show(api.Event{Error: AsError(ctx, err)})
+	if err != nil && !shown {
+		e := api.Event{Error: AsError(ctx, err)}
+		also.Show(e)
+		if asJSON {
+			p.Show(e)
+		}
 	}
 	return err
 }

@@ -24,6 +24,7 @@ type Streams struct {
 	Dumb      bool // terminals understand no escape sequences
 	Verbosity int  // -v: from 1 on, Errout also has a log
 	Quiet     bool // -q
+	Events    int  // a file descriptor for all events, as lines of JSON; 0: none
 }
 
 // Note prints a line on Errout, unless Quiet. It is safe for concurrent use.

@@ -47,6 +47,13 @@ func newClone(f *command.Factory) *cobra.Command {
 			"End it", "kubevpn leave deployment/web",
 		),
 		Args: oneWorkload("write a command for the clone after --"),
+		PreRunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.checkSpec(cmd, args); err != nil {
+				return err
+			}
+			_, err := o.cloneSpec()
+			return err
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]
 			if words := args[1:]; len(words) > 0 {
@@ -97,6 +104,7 @@ func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "restart the container's command when files have changed")
 	f.BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then delete the clone, and disconnect if this command connected")
+	o.addSocks(cmd)
 	command.CompleteWith(cmd, "target-namespace", o.flags.CompleteNamespaces)
 	o.output.AddTo(cmd)
 }

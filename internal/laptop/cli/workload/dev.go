@@ -90,6 +90,7 @@ func newDev(f *command.Factory) *cobra.Command {
 			}
 			return oneWorkload("write the command after --")(cmd, args)
 		},
+		PreRunE: o.checkSpec,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads, o.program = args[:1], args[1:]
 			return f.Report(cmd.Context(), o.output, o.run)

@@ -50,6 +50,7 @@ func newExpose(f *command.Factory) *cobra.Command {
 			"Gateway, else of an Ingress")
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then delete the Service, and disconnect if this command connected")
+	o.addSocks(cmd)
 	o.output.AddTo(cmd)
 	return cmd
 }
@@ -90,13 +91,10 @@ func (o *exposeOptions) parse(args []string) error {
 }
 
 func (o *exposeOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	connect, err := o.flags.Request(ctx, on)
+	req, err := o.request(ctx, on, false)
 	if err != nil {
 		return err
 	}
-	req := api.InterceptRequest{Connect: connect, Workloads: o.workloads, Attached: o.foreground,
-		Spec: api.InterceptSpec{Ports: o.ports, Cache: o.spec.cache, NoShortcut: o.spec.far, Record: o.spec.record,
-			Clone: &o.service}}
-	req.Connect.Use = true
+	req.Spec.Ports, req.Spec.Mode, req.Spec.Clone = o.ports, "", &o.service
 	return o.ask(ctx, req, on, quiet)
 }

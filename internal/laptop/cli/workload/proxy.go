@@ -23,6 +23,7 @@ type proxyOptions struct {
 	flags      command.ConnectionFlags
 	spec       specFlags
 	foreground bool
+	socks      string // address of a proxy: this process holds the intercept, without root; empty: the daemon does
 	output     *term.Format
 }
 
@@ -51,7 +52,8 @@ func newProxy(f *command.Factory) *cobra.Command {
 			"Until Ctrl-C", "kubevpn proxy deployment/web --foreground",
 			"For a script", "kubevpn proxy deployment/web -o json --yes",
 		),
-		Args: checkWorkloads,
+		Args:    checkWorkloads,
+		PreRunE: o.checkSpec,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args
 			return f.Report(cmd.Context(), o.output, o.run)
@@ -64,8 +66,22 @@ func newProxy(f *command.Factory) *cobra.Command {
 	o.flags.AddTo(cmd, f, config.KeyMode, config.KeyRequireMatch)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then end the intercept, and disconnect if this command connected")
+	o.addSocks(cmd)
 	o.output.AddTo(cmd)
 	return cmd
+}
+
+// checkSpec returns an error for flags that are wrong in every cluster.
+func (o *proxyOptions) checkSpec(*cobra.Command, []string) error {
+	_, err := o.spec.spec("")
+	return err
+}
+
+// addSocks adds --socks.
+func (o *proxyOptions) addSocks(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&o.socks, "socks", "",
+		"run until Ctrl-C without root and without changing this machine, and serve a SOCKS5 and HTTP proxy to the "+
+			"cluster at this loopback address and port; port 0 takes a free one")
 }
 
 func (o *proxyOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
@@ -93,7 +109,7 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 		if all = append(all, *e.Intercept); len(all) == len(req.Workloads) {
 			printing = printIntercepts(o.f.Out, o.output, all)
 		}
-		if o.foreground && !begun && o.output.ForPeople() {
+		if o.foreground && !begun && o.output.ForPeople() && o.f.Events == 0 {
 			fmt.Fprintln(o.f.Errout, "Ctrl-C ends the intercept.")
 		}
 		begun = true
@@ -119,6 +135,9 @@ func printIntercepts(w io.Writer, f *term.Format, all []api.Intercept) error {
 // connected. intercepts is false if the workload keeps all its requests.
 func (o *proxyOptions) request(ctx context.Context, on func(api.Event),
 	intercepts bool) (api.InterceptRequest, error) {
+	if o.socks != "" {
+		o.foreground, o.flags.Here, o.flags.Own = true, true, true
+	}
 	connect, err := o.flags.Request(ctx, on)
 	if err != nil {
 		return api.InterceptRequest{}, err
@@ -198,6 +217,14 @@ func portName(p api.PortMap) string {
 // intercept has the daemon hold the intercepts of the request, with the consent of the user.
 func (o *proxyOptions) intercept(ctx context.Context, req api.InterceptRequest, on func(api.Event),
 	quiet func()) error {
+	if o.socks != "" {
+		l, err := command.ListenProxy(o.socks)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		return o.flags.Hold(ctx, req, nil, l, o.output, on, quiet)
+	}
 	return o.flags.Consenting(&req.Connect, o.output, quiet).Run(ctx, on, func(on func(api.Event)) error {
 		return o.f.Daemon().Intercept(ctx, req, on, quiet)
 	})

@@ -1,0 +1,39 @@
+package api
+
+import "time"
+
+// Project is what `kubevpn up` keeps running.
+type Project struct {
+	TypeMeta
+	Name    string         `json:"name"`
+	File    string         `json:"file"`          // absolute
+	PID     int            `json:"pid"`           // of the process that keeps it
+	Log     string         `json:"log,omitempty"` // the file with its output; empty: a terminal shows it
+	Entries []ProjectEntry `json:"entries"`
+}
+
+// ProjectEntry is one entry of a project.
+//
+//	waiting ──▶ starting ──▶ running ──▶ healthy ◀──▶ unhealthy
+//	   └────────────┴───────────┴──▶ completed (exit code 0), failed, stopping
+type ProjectEntry struct {
+	Kind   string       `json:"kind"` // the command: proxy
+	Name   string       `json:"name"`
+	State  ProjectState `json:"state"`
+	Detail string       `json:"detail,omitempty"` // why, or what it waits for
+	Since  time.Time    `json:"since"`
+}
+
+// ProjectState is the state of an entry.
+type ProjectState string
+
+const (
+	ProjectWaiting   ProjectState = "waiting" // for other entries
+	ProjectStarting  ProjectState = "starting"
+	ProjectRunning   ProjectState = "running"
+	ProjectHealthy   ProjectState = "healthy"
+	ProjectUnhealthy ProjectState = "unhealthy"
+	ProjectCompleted ProjectState = "completed"
+	ProjectFailed    ProjectState = "failed"
+	ProjectStopping  ProjectState = "stopping"
+)

@@ -1,0 +1,258 @@
+package project
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
+)
+
+// Set keeps the entries of a project running. Its methods may be called concurrently.
+type Set struct {
+	executable string
+	console    *console
+	state      wakeup.Value[map[string]api.ProjectEntry] // by name; replaced, never changed
+
+	project wakeup.Value[Project] // as applied; written by Apply and Down
+
+	changing sync.Mutex // held by Apply and Down
+	units    map[string]*unit
+	begun    bool // the command before has run
+}
+
+// NewSet returns a Set without entries, whose processes are of the program executable. It starts nothing.
+func NewSet(executable string, out Output) *Set {
+	return &Set{executable: executable, console: newConsole(out), units: map[string]*unit{}}
+}
+
+// Difference is what Apply would do with an entry.
+type Difference struct {
+	Change string `json:"change"` // start, restart, stop, keep
+	Entry
+}
+
+// Changes reports whether it changes anything.
+func (d Difference) Changes() bool { return d.Change != keep }
+
+const (
+	start, restart, stop, keep = "start", "restart", "stop", "keep"
+)
+
+// Differences returns what leads from one project to another. ended are the names of entries whose processes have ended.
+func Differences(from, to *Project, ended []string) (all []Difference) {
+	for _, e := range from.Entries {
+		if !slices.ContainsFunc(to.Entries, func(o Entry) bool { return o.Name == e.Name }) {
+			all = append(all, Difference{stop, e})
+		}
+	}
+	sameEnviron := slices.Equal(from.Environ, to.Environ)
+	for _, e := range to.Entries {
+		was := api.Find(from.Entries, func(o Entry) bool { return o.Name == e.Name })
+		switch {
+		case was == nil:
+			all = append(all, Difference{start, e})
+		case reflect.DeepEqual(*was, e) && (sameEnviron || e.Kind != kindDev) && !slices.Contains(ended, e.Name):
+			all = append(all, Difference{keep, e})
+		default:
+			all = append(all, Difference{restart, e})
+		}
+	}
+	return all
+}
+
+// ended returns the names of the entries that do not run.
+func (s *Set) ended() (names []string) {
+	for name, e := range s.state.Load() {
+		if e.State == api.ProjectFailed || e.State == api.ProjectCompleted {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Apply makes the Set keep what p lists: it ends and starts only what differs. It returns when all entries are ready, or
+// with the errors of those that are not. tell, unless nil, gets the output meanwhile.
+func (s *Set) Apply(ctx context.Context, p Project, tell func(name, text string)) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	defer s.console.tee(tell)()
+	was := s.project.Load()
+	differences := Differences(&was, &p, s.ended())
+	s.end(func(e Entry) bool {
+		return slices.ContainsFunc(differences, func(d Difference) bool {
+			return d.Name == e.Name && d.Change != keep
+		})
+	})
+	if !s.begun && len(p.Before) > 0 {
+		if err := s.hook(ctx, p, "before", p.Before); err != nil {
+			return err
+		}
+	}
+	s.begun = true
+	s.project.Update(func(now *Project) { *now = p })
+	s.console.width(p.Entries)
+	for _, e := range p.Entries {
+		if s.units[e.Name] == nil {
+			s.begin(p, e)
+		}
+	}
+	return s.ready(ctx, p)
+}
+
+// begin starts the unit of an entry.
+func (s *Set) begin(p Project, e Entry) {
+	u := &unit{set: s, entry: e, environ: p.Environ, ended: make(chan struct{})}
+	for _, other := range p.Entries {
+		if other.Kind == KindConnect && e.Kind != KindConnect {
+			u.after = append(u.after, other.Name)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	u.cancel = cancel
+	s.units[e.Name] = u
+	s.set(e, api.ProjectWaiting, "")
+	go u.run(ctx)
+}
+
+// set changes the state of an entry.
+func (s *Set) set(e Entry, state api.ProjectState, detail string) {
+	s.state.Update(func(m *map[string]api.ProjectEntry) {
+		next := maps.Clone(*m)
+		if next == nil {
+			next = map[string]api.ProjectEntry{}
+		}
+		next[e.Name] = api.ProjectEntry{Kind: e.Kind, Name: e.Name, State: state, Detail: detail, Since: time.Now()}
+		*m = next
+	})
+}
+
+// ready waits until every entry is ready, or one of them has failed.
+func (s *Set) ready(ctx context.Context, p Project) error {
+	healthy := map[string]bool{}
+	for _, e := range p.Entries {
+		healthy[e.Name] = e.Health != nil
+	}
+	var failed []string
+	_, err := s.state.Await(ctx, func(m map[string]api.ProjectEntry) bool {
+		failed = nil
+		waiting := false
+		for name, e := range m {
+			switch e.State {
+			case api.ProjectFailed, api.ProjectUnhealthy:
+				failed = append(failed, fmt.Sprintf("%s: %s", name, e.Detail))
+			case api.ProjectRunning:
+				waiting = waiting || healthy[name]
+			case api.ProjectWaiting, api.ProjectStarting:
+				waiting = true
+			}
+		}
+		return !waiting || len(failed) > 0
+	})
+	return cmp.Or(err, failure(failed))
+}
+
+// end ends the units whose entries are chosen, each after those that need it.
+func (s *Set) end(chosen func(Entry) bool) {
+	var ending []*unit
+	for name, u := range s.units {
+		if chosen(u.entry) {
+			ending = append(ending, u)
+			delete(s.units, name)
+			s.set(u.entry, api.ProjectStopping, "")
+		}
+	}
+	var all sync.WaitGroup
+	for _, u := range ending {
+		all.Go(func() {
+			for _, other := range ending {
+				if other.follows(u) {
+					<-other.ended
+				}
+			}
+			u.cancel()
+			<-u.ended
+		})
+	}
+	all.Wait()
+	s.state.Update(func(m *map[string]api.ProjectEntry) {
+		*m = maps.Clone(*m)
+		maps.DeleteFunc(*m, func(_ string, e api.ProjectEntry) bool { return e.State == api.ProjectStopping })
+	})
+}
+
+// Down ends all entries, and runs the command after.
+func (s *Set) Down(ctx context.Context, tell func(name, text string)) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	defer s.console.tee(tell)()
+	s.end(func(Entry) bool { return true })
+	p := s.project.Load()
+	s.project.Update(func(now *Project) { *now = Project{Name: p.Name, File: p.File} })
+	if !s.begun || len(p.After) == 0 {
+		return nil
+	}
+	s.begun = false
+	return s.hook(ctx, p, "after", p.After)
+}
+
+// hook runs a command of the project itself.
+func (s *Set) hook(ctx context.Context, p Project, name string, args []string) error {
+	u := &unit{set: s, entry: Entry{Name: name, Directory: filepath.Dir(p.File)}, environ: p.Environ}
+	return u.command(ctx, name, args)
+}
+
+// Ended waits until all programs and intercepts have ended, or ctx does. It returns an error if one has failed.
+func (s *Set) Ended(ctx context.Context) error {
+	var failed []string
+	_, err := s.state.Await(ctx, func(m map[string]api.ProjectEntry) bool {
+		failed = nil
+		others := 0
+		for _, e := range m {
+			switch {
+			case e.State == api.ProjectFailed:
+				failed = append(failed, e.Name+": "+e.Detail)
+			case e.Kind != KindConnect && e.State != api.ProjectCompleted:
+				return false
+			}
+			if e.Kind != KindConnect {
+				others++
+			}
+		}
+		return others > 0 || len(failed) > 0
+	})
+	if err != nil {
+		return nil // ctx has ended
+	}
+	return failure(failed)
+}
+
+// failure returns an error that lists what has failed, or nil.
+func failure(failed []string) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	slices.Sort(failed)
+	return api.Errorf(api.ExitWorkload, "%s", strings.Join(failed, "\n"))
+}
+
+// status returns the project with the states of its entries.
+func (s *Set) status(log string) api.Project {
+	p, states := s.project.Load(), s.state.Load()
+	all := api.Project{Name: p.Name, File: p.File, PID: os.Getpid(), Log: log, Entries: []api.ProjectEntry{}}
+	for _, e := range p.Entries {
+		if state, there := states[e.Name]; there {
+			all.Entries = append(all.Entries, state)
+		}
+	}
+	return all
+}

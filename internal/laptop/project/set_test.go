@@ -1,0 +1,219 @@
+package project
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+)
+
+// kubevpn is a program in place of kubevpn: it notes its life in a file, and fails if its last argument is "fail".
+const kubevpn = `#!/bin/sh
+for last; do :; done
+echo "start $last" >> "$LOG"
+[ "$last" = fail ] && { echo '{"error":{"code":60,"message":"no such workload"}}' >&3; exit 60; }
+trap 'echo "end $last" >> "$LOG"; exit 0' TERM
+echo '{"held":true}' >&3
+[ "$last" = once ] && exit 0
+echo "output of $last"
+while :; do sleep 0.02; done
+`
+
+// stage is a Set with that program.
+type stage struct {
+	*Set
+	t    *testing.T
+	dir  string
+	said *strings.Builder
+}
+
+func newStage(t *testing.T) *stage {
+	if os.PathSeparator != '/' {
+		t.Skip("kubevpn up needs a Unix")
+	}
+	leaks := goleak.IgnoreCurrent()
+	dir := t.TempDir()
+	program := filepath.Join(dir, "kubevpn")
+	if err := os.WriteFile(program, []byte(kubevpn), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := &stage{t: t, dir: dir, said: new(strings.Builder)}
+	s.Set = NewSet(program, Output{W: s.said})
+	t.Cleanup(func() {
+		if err := s.Down(context.Background(), nil); err != nil {
+			t.Error(err)
+		}
+		goleak.VerifyNone(t, leaks)
+	})
+	return s
+}
+
+func (s *stage) project(entries ...Entry) Project {
+	for i := range entries {
+		entries[i].Directory = s.dir
+		if entries[i].Args == nil {
+			entries[i].Args = []string{entries[i].Name}
+		}
+		if entries[i].Kind == "" {
+			entries[i].Kind = kindDev
+		}
+	}
+	return Project{Name: "shop", File: filepath.Join(s.dir, DefaultFile), Environ: append(os.Environ(), "LOG="+s.log()), Entries: entries}
+}
+
+func (s *stage) log() string { return filepath.Join(s.dir, "log") }
+
+// lines returns the notes of the programs since the last call.
+func (s *stage) lines() []string {
+	text, err := os.ReadFile(s.log())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.t.Fatal(err)
+	}
+	_ = os.Remove(s.log())
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+func (s *stage) apply(p Project) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
+	defer cancel()
+	if err := s.Apply(ctx, p, nil); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *stage) want(lines ...string) {
+	s.t.Helper()
+	if d := cmp.Diff(lines, s.lines()); d != "" {
+		s.t.Errorf("-want +got:\n%s", d)
+	}
+}
+
+func TestSetStartsWhatIsNeededFirstAndEndsItLast(t *testing.T) {
+	s := newStage(t)
+	p := s.project(Entry{Kind: KindConnect, Name: "net"},
+		Entry{Name: "web", Needs: map[string]Need{"db": Healthy}, Before: []string{"sh", "-c", "echo before web >> $LOG"}, After: []string{"sh", "-c", "echo after web >> $LOG"}},
+		Entry{Name: "db", Health: &Healthcheck{Test: []string{"test", "-s", s.log()}, Interval: 10 * time.Millisecond, Timeout: time.Second, Retries: 1}})
+	p.Before, p.After = []string{"sh", "-c", "echo first >> $LOG"}, []string{"sh", "-c", "echo last >> $LOG"}
+	s.apply(p)
+	s.want("first", "start net", "start db", "before web", "start web")
+	if err := s.Down(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	s.want("end web", "after web", "end db", "end net", "last")
+	if !strings.Contains(s.said.String(), "db  | output of db\n") {
+		t.Errorf("no output behind the name:\n%s", s.said)
+	}
+}
+
+func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
+	s := newStage(t)
+	s.apply(s.project(Entry{Name: "a"}, Entry{Name: "b"}, Entry{Name: "c"}))
+	s.lines()
+	s.apply(s.project(Entry{Name: "a"}, Entry{Name: "b"}, Entry{Name: "c"}))
+	s.want("")
+	s.apply(s.project(Entry{Name: "a"}, Entry{Name: "b", Args: []string{"--x", "b"}}, Entry{Name: "d"}))
+	got := s.lines()
+	for _, line := range []string{"end b", "end c", "start b", "start d"} {
+		if !strings.Contains(strings.Join(got, "\n"), line) {
+			t.Errorf("no %q: %q", line, got)
+		}
+	}
+	if len(got) != 4 {
+		t.Errorf("more has changed: %q", got)
+	}
+}
+
+func TestApplyStartsAgainWhatHasEnded(t *testing.T) {
+	s := newStage(t)
+	p := s.project(Entry{Name: "once"}, Entry{Name: "after", Needs: map[string]Need{"once": Completed}})
+	s.apply(p)
+	s.want("start once", "start after")
+	s.apply(p)
+	s.want("start once")
+}
+
+func TestApplyReportsWhatFails(t *testing.T) {
+	s := newStage(t)
+	unhealthy := &Healthcheck{Test: []string{"sh", "-c", "echo no; exit 1"}, Interval: time.Millisecond, Timeout: time.Second, Retries: 2}
+	for name, tt := range map[string]struct {
+		entry Entry
+		want  string
+	}{
+		"an error":        {Entry{Name: "a", Args: []string{"fail"}}, "a: no such workload"},
+		"a healthcheck":   {Entry{Name: "b", Health: unhealthy}, "b: the healthcheck fails: exit status 1: no"},
+		"the hook before": {Entry{Name: "c", Before: []string{"false"}}, "c: before: false: exit status 1"},
+		"a need":          {Entry{Name: "d", Needs: map[string]Need{"gone": Started}}, "gone: no such workload"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			entries := []Entry{tt.entry}
+			if len(tt.entry.Needs) > 0 {
+				entries = append(entries, Entry{Name: "gone", Args: []string{"fail"}})
+			}
+			if err := s.Apply(t.Context(), s.project(entries...), nil); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %s", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestAnotherProcessChangesAndEndsTheSet(t *testing.T) {
+	s := newStage(t)
+	paths := config.Paths{RuntimeDir: filepath.Join(s.dir, "run"), StateDir: s.dir}
+	p := s.project(Entry{Name: "a"})
+	l, err := Listen(t.Context(), paths, p.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error)
+	go func() { served <- s.Serve(t.Context(), l, "") }()
+	c := Client{Socket: SocketOf(paths, p.File)}
+	var told []string
+	if err := c.Apply(t.Context(), &p, func(name, text string) { told = append(told, name+": "+text) }); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := c.Differences(t.Context(), &p); err != nil || len(d) != 1 || d[0].Changes() {
+		t.Errorf("the project differs from itself: %+v, %v", d, err)
+	}
+	all := Projects(t.Context(), paths)
+	if len(all) != 1 || all[0].Name != "shop" || len(all[0].Entries) != 1 || all[0].Entries[0].State != api.ProjectRunning {
+		t.Errorf("the status is %+v", all)
+	}
+	if _, err := Listen(t.Context(), paths, p.File); api.AsError(err).Code != api.ExitConflict {
+		t.Errorf("a second process may keep it too: %v", err)
+	}
+	bad := s.project(Entry{Name: "b", Args: []string{"fail"}})
+	if err := c.Apply(t.Context(), &bad, func(string, string) {}); err == nil || err.Error() != "b: no such workload" {
+		t.Error(err)
+	}
+	if err := c.Down(t.Context(), func(string, string) {}); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if err := c.Down(t.Context(), nil); !errors.Is(err, ErrDown) {
+		t.Error(err)
+	}
+	// The socket of a process that was killed is no obstacle.
+	dead, err := net.Listen("unix", c.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.(*net.UnixListener).SetUnlinkOnClose(false)
+	dead.Close()
+	if l, err = Listen(t.Context(), paths, p.File); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+}
