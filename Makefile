@@ -31,7 +31,7 @@ COSIGN_FLAGS ?= --yes --recursive --use-signing-config=false --tlog-upload=false
 COSIGN   = $(GO) tool -modfile=tools/cosign/go.mod cosign
 
 .DEFAULT_GOAL := help
-.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck toolchain unit ci lab demo demo-down check elsewhere contracts docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
+.PHONY: help build install image push-image image-lock release-check release-snapshot release release-provenance krew-validate vulncheck toolchain unit ci lab demo demo-down check elsewhere contracts docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-16s %s\n", $$1, $$2 }'
@@ -65,7 +65,7 @@ image-lock: bin/image ## lock the current versions of Debian's packages in the i
 	bin/image lock --out test/image/debian.lock.json
 
 # scripts/release names the variables.
-release-check release-snapshot release: export VERSION := $(VERSION)
+release-check release-snapshot release release-provenance: export VERSION := $(VERSION)
 release-check release-snapshot release: export COMMIT := $(COMMIT)
 release-check release-snapshot: export IMAGE := $(IMAGE)
 release-snapshot release: export COSIGN_KEY := $(COSIGN_KEY)
@@ -79,6 +79,9 @@ release-snapshot: bin/kubevpn bin/image ## archives, packages, checksums, SBOMs 
 release: bin/kubevpn bin/image ## draft a release of the tag on GitHub: VERSION=1.2.0 REPOSITORY=OWNER/NAME PUSH=REGISTRY/NAME:1.2.0
 	image=$$($(MAKE) -s push-image IMAGE=$(or $(PUSH),$(error set PUSH: the name of the image))) && \
 	IMAGE=$$image scripts/release publish
+
+release-provenance: ## add the provenance that GitHub signed to the draft: BUNDLE=FILE VERSION=1.2.0 REPOSITORY=OWNER/NAME
+	scripts/release provenance "$(or $(BUNDLE),$(error set BUNDLE: the file with the provenance))"
 
 krew-validate: ## run krew's validator on the manifest of a published release: TAG=v1.2.0 REPOSITORY=OWNER/NAME
 	curl -fsSL -o bin/kubevpn.yaml --create-dirs https://github.com/$(REPOSITORY)/releases/download/$(TAG)/kubevpn.yaml

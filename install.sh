@@ -1,16 +1,16 @@
 #!/bin/sh
-# Installs kubevpn: downloads the archive for this machine and checksums.txt of a release, verifies the signature and the
-# checksum, and copies the program, its man pages and completions below PREFIX.
+# Installs kubevpn: downloads the archive for this machine and checksums.txt of a release, verifies the signature, the
+# checksum and the provenance, and copies the program, its man pages and completions below PREFIX.
 #
 #   sh install.sh [--version VERSION] [--prefix PREFIX] [--from URL] [--key FILE]
 #
 #   --version   for example 1.2.0; default: the latest release
 #   --prefix    default: /usr/local as root, else ~/.local
-#   --from      a URL or a directory with the archive and checksums.txt, instead of the release on GitHub
-#   --key       the public key that verifies the signature; default: the certificate of the release's workflow on GitHub
+#   --from      a URL or a directory with the files of the release, instead of the release on GitHub
+#   --key       the public key that verifies both signatures; default: the certificate of the workflow on GitHub
 #
-# Only cosign can verify the signature. With --key it is required; without cosign and --key the script says that it
-# verified only the checksum.
+# Only cosign can verify signature and provenance. With --key it is required; without cosign and --key the script says
+# that it verified only the checksum.
 set -eu
 
 repository=
@@ -53,31 +53,35 @@ sum() {
 # quoted TEXT: as a regular expression.
 quoted() { printf '%s' "$1" | sed 's/[.+]/\\&/g'; }
 
-# verify FILE BUNDLE: the signature of FILE, by $key or by the workflow that releases $version.
+# verify FILE BUNDLE WHAT COMMAND...: by a command of cosign, that $key or the workflow that releases $version signed
+# BUNDLE, and for FILE.
 verify() {
+	fetch "$2" "$work/bundle"
+	file=$1 what=$3
+	shift 3
 	if [ -n "$key" ]; then
-		cosign verify-blob --key "$key" --insecure-ignore-tlog --bundle "$2" "$1"
+		set -- "$@" --key "$key" --insecure-ignore-tlog
 	else
 		tag='[^/]+'
 		[ -z "$version" ] || tag=$(quoted "$version")
-		cosign verify-blob --certificate-oidc-issuer https://token.actions.githubusercontent.com --certificate-identity-regexp \
-			"^https://github\.com/$(quoted "$repository")/\.github/workflows/release\.yaml@refs/tags/v$tag\$" \
-			--bundle "$2" "$1"
+		set -- "$@" --certificate-oidc-issuer https://token.actions.githubusercontent.com --certificate-identity-regexp \
+			"^https://github\.com/$(quoted "$repository")/\.github/workflows/release\.yaml@refs/tags/v$tag\$"
 	fi
+	said=$(cosign "$@" --bundle "$work/bundle" "$work/$file" 2>&1) ||
+		fail "the $what of $file is wrong, or cosign is older than 3.0: nothing was installed: $said"
 }
 
-# check_signature: of $work/checksums.txt, which has the checksums of everything else.
-check_signature() {
+# can_verify: whether it is known who has to have signed the release, and cosign is there. Else it says what is missing.
+can_verify() {
 	if ! command -v cosign >/dev/null; then
 		[ -z "$key" ] || fail '--key requires cosign: https://docs.sigstore.dev/cosign/system_config/installation'
-		printf 'install.sh: cosign is missing: verifying the checksum, but not who signed it\n' >&2
-	elif [ -z "$key$repository" ]; then
-		printf 'install.sh: this copy belongs to no release: verifying the checksum only; --key verifies the signature\n' >&2
+		printf 'install.sh: cosign is missing: verifying the checksum, but not who signed it and who built it\n' >&2
+	elif [ -n "$key$repository" ]; then
+		return 0
 	else
-		fetch checksums.txt.sigstore.json "$work/bundle"
-		said=$(verify "$work/checksums.txt" "$work/bundle" 2>&1) ||
-			fail "the signature of checksums.txt is wrong, or cosign is older than 3.0: nothing was installed: $said"
+		printf 'install.sh: this copy belongs to no release: verifying the checksum only; --key verifies the signature\n' >&2
 	fi
+	return 1
 }
 
 # put FILE DIRECTORY NAME MODE: replaces a running program too.
@@ -137,7 +141,11 @@ main() {
 	trap 'exit 1' HUP INT TERM
 
 	fetch checksums.txt "$work/checksums.txt"
-	check_signature
+	verified=checksum
+	if can_verify; then
+		verify checksums.txt checksums.txt.sigstore.json signature verify-blob
+		verified='signature, checksum and provenance'
+	fi
 	# The only line for this system; with --version, of that version.
 	line=$(grep -E "^[0-9a-f]{64}  kubevpn_[0-9A-Za-z.+-]+_${os}_$arch\.tar\.gz\$" "$work/checksums.txt" |
 		grep -F "  kubevpn_${version:+${version}_}" || true)
@@ -149,6 +157,8 @@ main() {
 	fetch "$archive" "$work/$archive"
 	got=$(sum "$work/$archive")
 	[ "$got" = "$want" ] || fail "$archive has the checksum $got instead of $want: nothing was installed"
+	[ "$verified" = checksum ] ||
+		verify "$archive" provenance.intoto.jsonl provenance verify-blob-attestation --type slsaprovenance1
 
 	mkdir "$work/unpacked"
 	tar -xzf "$work/$archive" -C "$work/unpacked"
@@ -162,7 +172,7 @@ main() {
 	put completions/_kubevpn "$prefix/share/zsh/site-functions" _kubevpn 0644
 	put completions/kubevpn.fish "$prefix/share/fish/vendor_completions.d" kubevpn.fish 0644
 
-	printf 'installed %s\n' "$prefix/bin/kubevpn"
+	printf 'installed %s; verified: %s\n' "$prefix/bin/kubevpn" "$verified"
 	case :$PATH: in
 	*":$prefix/bin:"*) ;;
 	*) printf '%s is not in your PATH\n' "$prefix/bin" ;;

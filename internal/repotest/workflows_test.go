@@ -90,6 +90,46 @@ func TestWorkflowsThatMayWritePinActions(t *testing.T) {
 	}
 }
 
+// The job that drafts a release attests the archives and the image, and adds the provenance to the draft afterwards.
+func TestReleaseAttestsArchivesAndImage(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root(t), ".github/workflows/release.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var workflow struct {
+		Jobs map[string]struct {
+			Permissions map[string]string
+			Steps       []struct {
+				Uses, Run string
+				With      map[string]any
+			}
+		}
+	}
+	if err := yaml.Unmarshal(text, &workflow); err != nil {
+		t.Fatal(err)
+	}
+	draft := workflow.Jobs["draft"]
+	for _, name := range []string{"id-token", "attestations", "packages", "contents"} {
+		if draft.Permissions[name] != "write" {
+			t.Errorf("the job may not write %s", name)
+		}
+	}
+	var did []string
+	for _, step := range draft.Steps {
+		switch attests := strings.HasPrefix(step.Uses, "actions/attest-build-provenance@"); {
+		case attests && step.With["push-to-registry"] == true:
+			did = append(did, "image")
+		case attests && step.With["subject-checksums"] == "bin/dist/checksums.txt":
+			did = append(did, "archives")
+		case strings.HasPrefix(step.Run, "make "):
+			did = append(did, strings.Fields(step.Run)[1])
+		}
+	}
+	if want := []string{"release", "image", "archives", "release-provenance"}; !slices.Equal(did, want) {
+		t.Errorf("the job does %v, want %v", did, want)
+	}
+}
+
 // Without a toolchain line, a release is built by the oldest Go that can build it. scripts/toolchain, which needs the
 // network, checks that the line names the newest patch release.
 func TestModulesNameTheSameToolchain(t *testing.T) {

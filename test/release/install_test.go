@@ -32,7 +32,7 @@ func published(t *testing.T, versions ...string) string {
 	sums := "0000000000000000000000000000000000000000000000000000000000000000  kubevpn_1.2.0_plan9_amd64.tar.gz\n"
 	for _, version := range versions {
 		name := fmt.Sprintf("kubevpn_%s_%s.tar.gz", version, host)
-		content := archive(t)
+		content := archive(t, version)
 		sums += fmt.Sprintf("%x  %s\n%x  %s.spdx.json\n", sha256.Sum256(content), name, sha256.Sum256(nil), name)
 		write(t, filepath.Join(dir, name), content)
 	}
@@ -40,13 +40,13 @@ func published(t *testing.T, versions ...string) string {
 	return dir
 }
 
-func archive(t *testing.T) []byte {
+func archive(t *testing.T, version string) []byte {
 	t.Helper()
 	var b strings.Builder
 	plain := gzip.NewWriter(&b)
 	files := tar.NewWriter(plain)
 	for _, f := range []struct{ name, content string }{
-		{"kubevpn", program}, {"man/kubevpn.1.gz", "page"}, {"man/kubevpn-connect.1.gz", "page"},
+		{"kubevpn", program}, {"man/kubevpn.1.gz", "page of " + version}, {"man/kubevpn-connect.1.gz", "page"},
 		{"completions/kubevpn.bash", "bash"}, {"completions/_kubevpn", "zsh"}, {"completions/kubevpn.fish", "fish"},
 	} {
 		h := &tar.Header{Name: f.name, Mode: 0o755, Size: int64(len(f.content))}
@@ -166,12 +166,12 @@ func TestInstallScriptFollowsOnlyHTTPS(t *testing.T) {
 	}
 }
 
-// fakeCosign puts a cosign into PATH that accepts a bundle if it says good, and writes its arguments into the file.
+// fakeCosign puts a cosign into PATH that accepts a bundle if it says good, and appends its arguments to the file.
 func fakeCosign(t *testing.T) (arguments string) {
 	t.Helper()
 	dir := t.TempDir()
 	arguments = filepath.Join(dir, "arguments")
-	script := "#!/bin/sh\nfor a; do printf '%s\\n' \"$a\"; done >'" + arguments + "'\n" + `
+	script := "#!/bin/sh\nfor a; do printf '%s\\n' \"$a\"; done >>'" + arguments + "'\n" + `
 while [ $# -gt 0 ]; do
 	[ "$1" != --bundle ] || bundle=$2
 	shift
@@ -183,6 +183,18 @@ grep -q good "$bundle" || { echo 'invalid signature' >&2; exit 1; }
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	return arguments
+}
+
+// checkArguments checks how the script called cosign for the signature and for the provenance, and empties the file.
+func checkArguments(t *testing.T, file, signer string) {
+	t.Helper()
+	got, err := os.ReadFile(file)
+	for _, want := range []string{"verify-blob\n" + signer, "verify-blob-attestation\n--type\nslsaprovenance1\n" + signer} {
+		if err != nil || !strings.Contains(string(got), want) {
+			t.Errorf("cosign was called with %s, %v; want\n%s", got, err, want)
+		}
+	}
+	write(t, file, nil)
 }
 
 // pathWithoutCosign returns a directory with the programs that the script needs.
@@ -208,7 +220,7 @@ func TestInstallScriptVerifiesSignature(t *testing.T) {
 	t.Run("without cosign it says what is not verified", func(t *testing.T) {
 		t.Setenv("PATH", pathWithoutCosign(t))
 		out, err := install(t, t.TempDir(), "--from", dir)
-		if err != nil || !strings.Contains(out, "cosign is missing") {
+		if err != nil || !strings.Contains(out, "cosign is missing") || !strings.Contains(out, "verified: checksum\n") {
 			t.Errorf("%v\n%s", err, out)
 		}
 		rejects(t, "requires cosign", "--from", dir, "--key", key)
@@ -224,13 +236,21 @@ func TestInstallScriptVerifiesSignature(t *testing.T) {
 	})
 	t.Run("a key that is missing", func(t *testing.T) { rejects(t, "no file", "--from", dir, "--key", key+"x") })
 	write(t, bundle, []byte("good"))
+	t.Run("a release without provenance", func(t *testing.T) {
+		rejects(t, "cannot download "+dir+"/provenance.intoto.jsonl", "--from", dir, "--key", key)
+	})
+	provenance := filepath.Join(dir, "provenance.intoto.jsonl")
+	t.Run("a wrong provenance", func(t *testing.T) {
+		write(t, provenance, []byte("bad"))
+		rejects(t, "the provenance of kubevpn_1.2.0_"+host+".tar.gz is wrong", "--from", dir, "--key", key)
+	})
+	write(t, provenance, []byte("good"))
 	t.Run("the signature of a key", func(t *testing.T) {
-		if out, err := install(t, t.TempDir(), "--from", dir, "--key", key); err != nil {
+		out, err := install(t, t.TempDir(), "--from", dir, "--key", key)
+		if err != nil || !strings.Contains(out, "verified: signature, checksum and provenance\n") {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		if got, err := os.ReadFile(arguments); err != nil || !strings.Contains(string(got), "--key\n"+key+"\n") {
-			t.Errorf("cosign was called with %s, %v", got, err)
-		}
+		checkArguments(t, arguments, "--key\n"+key+"\n")
 	})
 	t.Run("the signature of the workflow", func(t *testing.T) {
 		script := releasedScript(t, "some.one/kubevpn")
@@ -246,9 +266,7 @@ func TestInstallScriptVerifiesSignature(t *testing.T) {
 https://token.actions.githubusercontent.com
 --certificate-identity-regexp
 ^https://github\.com/some\.one/kubevpn/\.github/workflows/release\.yaml@refs/tags/v` + tag + "$\n"
-			if got, err := os.ReadFile(arguments); err != nil || !strings.Contains(string(got), want) {
-				t.Errorf("cosign was called with %s, %v; want\n%s", got, err, want)
-			}
+			checkArguments(t, arguments, want)
 		}
 	})
 }
