@@ -31,7 +31,7 @@ COSIGN_FLAGS ?= --yes --recursive --use-signing-config=false --tlog-upload=false
 COSIGN   = $(GO) tool -modfile=tools/cosign/go.mod cosign
 
 .DEFAULT_GOAL := help
-.PHONY: help build install image push-image image-lock release-check release-snapshot release release-provenance krew-validate vulncheck toolchain unit ci lab demo demo-down check elsewhere contracts docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
+.PHONY: help build install image push-image image-lock release-check release-snapshot release release-provenance krew-validate vulncheck toolchain unit ci lab demo demo-down picture check elsewhere contracts docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-16s %s\n", $$1, $$2 }'
@@ -98,6 +98,10 @@ demo: build image lab ## a cluster, connect, a page by name, ClusterIP and pod I
 
 demo-down: lab ## remove what demo made
 	bin/lab --name demo down
+
+picture: IMAGE = localhost/kubevpn:demo
+picture: build image lab ## record docs/first-minute.svg, the picture of the README, on the cluster of demo (Linux, root)
+	$(GO) run -C test ./e2e/demo -picture ../docs/first-minute.svg $(IMAGE)
 
 check: ## formatting, vet, lint, layers, documents, and the tests of what changed, in a minute
 	scripts/check

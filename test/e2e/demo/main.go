@@ -3,11 +3,15 @@
 // Demo shows kubevpn on a real cluster: it connects, fetches a page and disconnects. `make demo` builds the programs
 // and the image, and then runs Demo in the folder test with the image's name. The cluster keeps running until `make
 // demo-down`.
+//
+// With -picture, Demo records a user's first minute in a terminal instead, and writes it as an animated SVG. With
+// -check too, it compares the recording with the file.
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -26,7 +30,10 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	picture := flag.String("picture", "", "record the first minute into this SVG `file`")
+	check := flag.Bool("check", false, "fail if the file of -picture shows something else, instead of writing it")
+	flag.Parse()
+	if err := run(ctx, *picture, *check, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
@@ -35,10 +42,11 @@ func main() {
 type demo struct {
 	*lab.Lab
 	kubevpn string
+	home    string // of the user
 	env     []string
 }
 
-func run(ctx context.Context, args []string) error {
+func run(ctx context.Context, picture string, check bool, args []string) error {
 	if len(args) != 1 {
 		return errors.New("no image given; run `make demo`, which builds the image and passes its name")
 	}
@@ -50,7 +58,11 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	err = d.show(ctx)
+	if picture != "" {
+		err = d.picture(ctx, picture, check)
+	} else {
+		err = d.show(ctx)
+	}
 	title("Disconnect")
 	err = errors.Join(err, d.laptop(context.WithoutCancel(ctx), d.kubevpn, "quit"))
 	if err != nil {
@@ -97,7 +109,7 @@ func prepare(ctx context.Context, ref string) (*demo, error) {
 	if err := os.MkdirAll(home, 0o700); err != nil {
 		return nil, err
 	}
-	return &demo{l, kubevpn, []string{
+	return &demo{l, kubevpn, home, []string{
 		"KUBECONFIG=" + kubeconfig, "KUBEVPN_IMAGE=" + ref, "HOME=" + home,
 		"XDG_RUNTIME_DIR=" + home, "XDG_STATE_HOME=" + home, "XDG_CONFIG_HOME=" + home,
 	}}, nil

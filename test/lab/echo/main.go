@@ -1,8 +1,9 @@
 // Echo is the test server that runs in the lab's pods. Every port listens on IPv4 and IPv6.
 //
 //	8080/tcp  HTTP. Any path answers JSON: {"host", "remote", "method", "path", "query", "proto", "header"}.
-//	          /slow?seconds=N waits N seconds first (default 5). /upgrade/{echo,source,sink} answers 101 Switching
-//	          Protocols and then carries raw bytes as the TCP servers below do.
+//	          /hello answers "hello from HOST\n". /slow?seconds=N waits N seconds first (default 5).
+//	          /upgrade/{echo,source,sink} answers 101 Switching Protocols and then carries raw bytes as the TCP
+//	          servers below do.
 //	9001/tcp  echo: sends back what it reads; a half-close is answered with a half-close.
 //	9001/udp  echo, datagram by datagram.
 //	9002/tcp  sink: reads until EOF, then closes. Sends nothing.
@@ -66,6 +67,7 @@ func handler(host string) http.Handler {
 			log.Print(err)
 		}
 	})
+	mux.HandleFunc("/hello", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, "hello from %s\n", host) })
 	mux.HandleFunc("/slow", func(w http.ResponseWriter, r *http.Request) {
 		seconds := 5.0
 		if s := r.URL.Query().Get("seconds"); s != "" {
