@@ -27,8 +27,8 @@ var runElsewhere = map[string]string{
 }
 
 // readmeSuite runs the commands of README.md's shell blocks in order: make on this machine, the others on the laptop. A
-// registry of this test replaces the one that the README names. The image is for this machine's nodes: scripts/nightly
-// release compiles it for both architectures, which takes minutes.
+// registry of this test replaces the one that the README names, and the lab's workload the reader's. The image is for
+// this machine's nodes: scripts/nightly release compiles it for both architectures, which takes minutes.
 func readmeSuite(t *testing.T, w *world) {
 	reg := httptest.NewServer(registry.New())
 	defer reg.Close()
@@ -37,14 +37,20 @@ func readmeSuite(t *testing.T, w *world) {
 	prefix := t.TempDir()
 	l := w.newLaptop(t, lab.Admin)
 	l.uninstall(t)
+	replace := strings.NewReplacer("registry.example", host, "kubevpn ", filepath.Join(prefix, "bin", "kubevpn")+" ",
+		".:/app", t.TempDir()+":/app --command /echo", "go run ./cmd/web", "printenv HOSTNAME")
 
-	ran := 0
+	ran, exported := 0, ""
 	for _, command := range readmeCommands(t, filepath.Join(root, "README.md")) {
 		if _, ok := runElsewhere[command]; ok {
 			continue
 		}
 		ran++
-		command = strings.ReplaceAll(command, "registry.example", host)
+		command = replace.Replace(command)
+		if strings.HasPrefix(command, "export ") {
+			exported += command + "; "
+			continue
+		}
 		if strings.HasPrefix(command, "make ") {
 			cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
 			cmd.Dir = root
@@ -57,12 +63,11 @@ func readmeSuite(t *testing.T, w *world) {
 			}
 			continue
 		}
-		command = strings.ReplaceAll(command, "kubevpn ", filepath.Join(prefix, "bin", "kubevpn")+" ")
-		if r := l.sh(t, "%s", command); r.code != 0 || r.stdout == "" && strings.HasPrefix(command, "curl") {
+		if r := l.sh(t, "%s", exported+command); r.code != 0 || r.stdout == "" && !strings.Contains(command, "disconnect") {
 			t.Fatal(r)
 		}
 	}
-	if ran < 5 {
+	if ran < 9 {
 		t.Errorf("only %d commands of the README were run", ran)
 	}
 	l.uninstall(t)

@@ -273,6 +273,24 @@ func TestCaskNamesFilesOfArchives(t *testing.T) {
 	}
 }
 
+func TestREADMEInstallsFilesOfRelease(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`(?:latest/download/|install \./)(\S+)`).FindAllStringSubmatch(string(text), -1)
+	if len(names) < 4 {
+		t.Errorf("the README names the files %q: this test reads it wrongly", names)
+	}
+	for _, m := range names {
+		name := strings.ReplaceAll(m[1], "VERSION", version(t))
+		if name == "kubevpn.yaml" {
+			name = filepath.Join("krew", name)
+		}
+		read(t, name)
+	}
+}
+
 func TestReleaseNotesSayWhatIsTested(t *testing.T) {
 	notes, err := os.ReadFile("../../bin/release/notes.md")
 	if err != nil {
