@@ -70,6 +70,7 @@ func proxySuite(t *testing.T, w *world) {
 	t.Run("requests_are_counted", func(t *testing.T) { proxyMetrics(t, l, s, v) })
 	t.Run("requests_are_kept", func(t *testing.T) { proxyKept(t, l, s, v) })
 	t.Run("requests_are_repeated", func(t *testing.T) { proxyRepeated(t, l, s, v) })
+	t.Run("workload_is_picked_from_a_list", func(t *testing.T) { proxyPicked(t, l, s, v) })
 	t.Run("ctrl_c_ends_the_intercept", func(t *testing.T) { proxyForeground(t, l, s, v) })
 	t.Run("reset", func(t *testing.T) { proxyReset(t, l, s, v) })
 	t.Run("restricted_namespace_gets_a_sidecar", func(t *testing.T) { proxySidecar(t, l, w.newShop(t, "strict-shop", "restricted"), v) })
@@ -788,6 +789,21 @@ func proxyMirror(t *testing.T, l *laptop, s *shop, v *visitor) {
 }
 
 // proxyForeground checks that Ctrl-C ends the intercept.
+// proxyPicked names a part of the workload in the list that a terminal shows.
+func proxyPicked(t *testing.T, l *laptop, s *shop, v *visitor) {
+	x := l.terminal(t, "kubevpn", "proxy", "-n", s.namespace, "--headers", mine+"="+me)
+	x.shows(t, "Esc to cancel")
+	x.types(t, "/SHO\r")
+	if code := x.ends(t); code != 0 {
+		t.Fatalf("exit code %d: %q", code, x.text())
+	}
+	x.shows(t, fmt.Sprintf("running `kubevpn proxy %s -n %s --headers %s=%s`", s.workload, s.namespace, mine, me))
+	if err := s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) }); err != nil {
+		t.Error(err)
+	}
+	l.leave(t, s)
+}
+
 func proxyForeground(t *testing.T, l *laptop, s *shop, v *visitor) {
 	cmd := l.command(t.Context(), t, "kubevpn", "proxy", s.workload, "-n", s.namespace, "--headers", mine+"="+me, "--foreground")
 	var out testenv.Buffer

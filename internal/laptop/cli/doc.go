@@ -10,7 +10,8 @@
 //
 // They have packages in common:
 //
-//	command       the Factory: what a command needs; flags for the cluster and the connection, login, consent
+//	command       the Factory: what a command needs; flags for the cluster and the connection, login, consent,
+//	              lists to pick an argument from
 //	daemonclient  requests to the daemon; starts it, and hands it the root helper
 //	term          output formats, tables, progress, questions
 //

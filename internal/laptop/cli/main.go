@@ -40,6 +40,7 @@ func Main(programs command.Programs) int {
 // run runs the command that args name. plugin means that kubectl runs this program as its plugin.
 func run(ctx context.Context, f *command.Factory, plugin bool, args []string) int {
 	root := newRoot(f, plugin)
+	f.Args = args
 	root.SetArgs(args)
 	root.SetIn(f.In)
 	root.SetOut(f.Out)

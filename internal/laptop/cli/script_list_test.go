@@ -16,8 +16,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// fakeList answers the lists of the namespaces default and strict. In strict, the user may list Deployments only. It
-// reports whether the request is a list.
+// fakeList answers the lists of the namespaces default, strict and empty. In strict, the user may list Deployments only.
+// It reports whether the request is a list.
 func fakeList(w http.ResponseWriter, r *http.Request) bool {
 	_, rest, found := strings.Cut(r.URL.Path, "/namespaces/")
 	namespace, resource, _ := strings.Cut(rest, "/")
@@ -25,7 +25,7 @@ func fakeList(w http.ResponseWriter, r *http.Request) bool {
 		namespace, resource, found = "default", "jobs", true
 	}
 	strict := namespace == "strict"
-	if !found || namespace != "default" && !strict || r.Method != http.MethodGet {
+	if !found || namespace != "default" && namespace != "empty" && !strict || r.Method != http.MethodGet {
 		return false
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -39,6 +39,9 @@ func fakeList(w http.ResponseWriter, r *http.Request) bool {
 	web := map[string]string{"app": "web"}
 	meta := metav1.ObjectMeta{Namespace: namespace, Name: "web", Labels: web}
 	object := any(map[string]any{"kind": "List", "items": []any{}})
+	if namespace == "empty" {
+		resource = "none"
+	}
 	switch resource {
 	case "":
 		object = corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
@@ -47,9 +50,14 @@ func fakeList(w http.ResponseWriter, r *http.Request) bool {
 			Selector: &metav1.LabelSelector{MatchLabels: web},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: web},
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "app", Ports: []corev1.ContainerPort{{ContainerPort: 8080}}}}}}}}}}
+	case "statefulsets":
+		meta.Name = "d\x1b[2Jb"
+		object = appsv1.StatefulSetList{Items: []appsv1.StatefulSet{{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}}}}}
 	case "services":
 		object = corev1.ServiceList{Items: []corev1.Service{{ObjectMeta: meta, Spec: corev1.ServiceSpec{Selector: web,
-			Ports: []corev1.ServicePort{{Port: 8080}}}}}}
+			Ports: []corev1.ServicePort{{Port: 8080, Protocol: corev1.ProtocolTCP}}}}, {ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+			Name: "dns"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443, Protocol: corev1.ProtocolTCP}, {Port: 53, Protocol: corev1.ProtocolUDP}}}}}}
 	case "pods":
 		pod := corev1.Pod{ObjectMeta: meta}
 		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-1", Controller: new(true)}}

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -110,6 +112,7 @@ func runScripts(t *testing.T, files []string) {
 			"exitcode":  cmdExitCode,
 			"interrupt": cmdInterrupt,
 			"terminal":  cmdTerminal,
+			"pick":      cmdPick,
 			"unread":    cmdUnread,
 			"mode":      cmdMode,
 			"await":     cmdAwait,
@@ -255,6 +258,46 @@ func cmdTerminal(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(err)
 	}
 	ts.Logf("[terminal]\n%s", shown)
+	ts.Check(os.WriteFile(ts.MkAbs("terminal"), shown, 0o600))
+	err = cmd.Wait()
+	if got := fmt.Sprint(cmd.ProcessState.ExitCode()); got != args[0] {
+		ts.Fatalf("exit code %s, want %s (%v)", got, args[0], err)
+	}
+}
+
+// cmdPick runs a command whose standard input and error are a terminal. If keys are not empty, it types them when the
+// terminal shows a list. It checks the command's exit code, and keeps what the terminal showed in the file "terminal":
+// pick 130 "\x1b" COMMAND [ARG...].
+func cmdPick(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: pick CODE KEYS COMMAND [ARG...]")
+	}
+	keys, err := strconv.Unquote(`"` + args[1] + `"`)
+	ts.Check(err)
+	person, terminal, err := pty.Open()
+	ts.Check(err)
+	defer person.Close()
+	cmd := program(ts, args[2:])
+	cmd.Env = append(cmd.Env, "TERM=xterm-256color")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, ts.Stdout(), terminal
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
+	err = cmd.Start()
+	terminal.Close()
+	ts.Check(err)
+	var shown []byte
+	for typed, some := keys == "", make([]byte, 4096); ; {
+		n, err := person.Read(some)
+		shown = append(shown, some[:n]...)
+		if !typed && bytes.Contains(shown, []byte("Esc to cancel")) {
+			_, err := io.WriteString(person, keys)
+			ts.Check(err)
+			typed = true
+		}
+		if err != nil { // the end of a terminal: EIO on Linux
+			break
+		}
+	}
+	ts.Logf("[terminal]\n%q", shown)
 	ts.Check(os.WriteFile(ts.MkAbs("terminal"), shown, 0o600))
 	err = cmd.Wait()
 	if got := fmt.Sprint(cmd.ProcessState.ExitCode()); got != args[0] {

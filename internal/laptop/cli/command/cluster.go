@@ -22,8 +22,9 @@ import (
 type ClusterFlags struct {
 	Inputs client.Inputs
 
-	f   *Factory
-	cmd *cobra.Command
+	f       *Factory
+	cmd     *cobra.Command
+	reached *Selection // that of an earlier login
 }
 
 // AddTo defines the flags.

@@ -49,7 +49,8 @@ type Factory struct {
 	term.Streams
 	Lookup     func(string) (string, bool)
 	Environ    []string
-	Executable string // absolute path of this program; "" if unknown
+	Args       []string // of the command line
+	Executable string   // absolute path of this program; "" if unknown
 	Log        *slog.Logger
 }
 

@@ -1,13 +1,17 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/net/http/httpguts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
@@ -27,6 +31,7 @@ type whyOptions struct {
 	method  string
 	from    string
 	timeout time.Duration
+	req     *http.Request // of the URL and the flags
 }
 
 func newWhy(f *command.Factory) *cobra.Command {
@@ -49,20 +54,18 @@ func newWhy(f *command.Factory) *cobra.Command {
 			"Print the cause for a script",
 			`kubevpn why http://web.default -o jsonpath='{.findings[?(@.verdict=="failed")].cause}'`,
 		),
-		Args: command.OneArg("takes one URL", "for example `kubevpn why http://web.default/`"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := o.request(args[0])
-			if err != nil {
-				return err
+		Args: func(cmd *cobra.Command, args []string) (err error) {
+			one := command.OneArg("takes one URL", "for example `kubevpn why http://web.default/`")
+			if err = one(cmd, args); err == nil {
+				o.req, err = o.request(args[0])
 			}
-			if o.from == "" && cmd.Flags().Changed("namespace") {
-				return api.Errorf(api.ExitUsage, "--namespace is for --from").
+			if err == nil && o.from == "" && cmd.Flags().Changed("namespace") {
+				err = api.Errorf(api.ExitUsage, "--namespace is for --from").
 					WithHint("write the namespace of a Service into the URL, like http://web.shop/")
 			}
-			return f.Report(cmd.Context(), nil, func(ctx context.Context, on func(api.Event), quiet func()) error {
-				return o.run(ctx, req, on, quiet)
-			})
+			return err
 		},
+		RunE:              func(cmd *cobra.Command, _ []string) error { return f.Report(cmd.Context(), nil, o.run) },
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := cmd.Flags()
@@ -77,7 +80,26 @@ func newWhy(f *command.Factory) *cobra.Command {
 	config.AddFlags(cmd, config.KeyYes)
 	flags.Lookup("yes").Usage = "with --from: add the container without a question"
 	o.output.AddTo(cmd)
+	command.Pickable(cmd, f, "http://web.default/", o.services)
 	return cmd
+}
+
+// services is a command.Lister of URLs of Services.
+func (o *whyOptions) services(ctx context.Context, _ func(api.Event)) (what string, urls []string, err error) {
+	l, err := o.kube.Login(ctx, func(api.Event) {})
+	if err != nil {
+		return "", nil, err
+	}
+	namespace := l.Prepared.Namespace
+	all, err := l.Kube().CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+	for _, s := range all.Items { // empty after an error
+		for _, p := range s.Spec.Ports {
+			if scheme := map[int32]string{443: "https"}[p.Port]; p.Protocol == corev1.ProtocolTCP {
+				urls = append(urls, fmt.Sprintf("%s://%s.%s:%d/", cmp.Or(scheme, "http"), s.Name, s.Namespace, p.Port))
+			}
+		}
+	}
+	return "Services with a TCP port in the namespace " + namespace, urls, l.ExplainContext(ctx, err)
 }
 
 // request builds the request from the URL and the flags.
@@ -112,12 +134,12 @@ func (o *whyOptions) request(text string) (*http.Request, error) {
 	return r, nil
 }
 
-func (o *whyOptions) run(ctx context.Context, req *http.Request, on func(api.Event), quiet func()) error {
+func (o *whyOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	l, err := o.kube.Login(ctx, func(api.Event) {}) // it shows no steps
 	if err != nil {
 		return err
 	}
-	cfg, err := whyConfig(ctx, o.f, l.Cluster, req, o.timeout)
+	cfg, err := whyConfig(ctx, o.f, l.Cluster, o.req, o.timeout)
 	if err != nil {
 		return err
 	}

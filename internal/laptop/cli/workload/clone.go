@@ -67,6 +67,7 @@ func newClone(f *command.Factory) *cobra.Command {
 		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
 	o.addTo(cmd)
+	o.flags.PickWorkload(cmd)
 	return cmd
 }
 

@@ -98,6 +98,7 @@ func newDev(f *command.Factory) *cobra.Command {
 		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
 	o.addTo(cmd)
+	o.flags.PickWorkload(cmd)
 	return cmd
 }
 

@@ -76,6 +76,7 @@ func newDiff(f *command.Factory) *cobra.Command {
 		ValidArgsFunction: o.flags.CompleteWorkloads,
 	}
 	o.addTo(cmd)
+	o.flags.PickWorkload(cmd)
 	return cmd
 }
 

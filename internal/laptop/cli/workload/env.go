@@ -56,6 +56,7 @@ func newEnv(f *command.Factory) *cobra.Command {
 	cmd.Flags().StringVar(&o.file, "file", "", "file to write with mode 0600, instead of standard output")
 	command.CompleteWith(cmd, "container", o.kube.CompleteContainers)
 	o.output.AddTo(cmd)
+	o.kube.PickWorkload(cmd)
 	return cmd
 }
 

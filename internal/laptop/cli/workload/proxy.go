@@ -68,6 +68,7 @@ func newProxy(f *command.Factory) *cobra.Command {
 		"run until Ctrl-C, then end the intercept, and disconnect if this command connected")
 	o.addSocks(cmd)
 	o.output.AddTo(cmd)
+	o.flags.PickWorkload(cmd)
 	return cmd
 }
 

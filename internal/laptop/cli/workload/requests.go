@@ -74,6 +74,10 @@ func newRequests(f *command.Factory) *cobra.Command {
 	flags.StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default: any)")
 	command.CompleteWith(cmd, "namespace", f.CompleteFromStatus(interceptNamespaces))
 	o.output.AddTo(cmd)
+	command.Pickable(cmd, f, "deployment/web", func(ctx context.Context, _ func(api.Event)) (string, []string, error) {
+		status, err := f.Status(ctx)
+		return "intercepts of this machine", interceptNames(status, nil), err
+	})
 	return cmd
 }
 
