@@ -84,6 +84,7 @@ func (r *ConnectRequest) Setting(key string) Setting {
 // Event is one JSON line of progress. The last line of a stream has Connection, Intercept or Error set.
 type Event struct {
 	Time       time.Time   `json:"time"`
+	Entry      string      `json:"entry,omitempty"`   // of a project; Detail is a line of its output
 	Step       string      `json:"step,omitempty"`    // the current step: "Installing the traffic manager"
 	Detail     string      `json:"detail,omitempty"`  // an observation: the state of a pod, an address
 	Done       bool        `json:"done,omitempty"`    // the step has succeeded

@@ -4,11 +4,9 @@ import "time"
 
 // Project is what `kubevpn up` keeps running.
 type Project struct {
-	TypeMeta
 	Name    string         `json:"name"`
-	File    string         `json:"file"`          // absolute
-	PID     int            `json:"pid"`           // of the process that keeps it
-	Log     string         `json:"log,omitempty"` // the file with its output; empty: a terminal shows it
+	File    string         `json:"file"` // absolute
+	Log     string         `json:"log"`  // the file with its output
 	Entries []ProjectEntry `json:"entries"`
 }
 

@@ -11,6 +11,8 @@ const (
 	PathIntercept  = "/v1/intercept"  // POST an InterceptRequest; answers lines of Event
 	PathRequests   = "/v1/requests"   // POST a RequestsRequest; answers lines of Record
 	PathLeave      = "/v1/leave"      // POST a LeaveRequest; answers lines of Event
+	PathUp         = "/v1/up"         // POST a project.Request; answers lines of Event
+	PathDown       = "/v1/down"       // POST the name of a file; answers lines of Event
 	PathStatus     = "/v1/status"     // GET a Status
 	PathTrace      = "/v1/trace"      // POST a TraceRequest; answers []InterceptTrace
 	PathFlows      = "/v1/flows"      // GET with ParamLimit and ParamFollow; answers lines of FlowList

@@ -1,13 +1,11 @@
 package cli
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,16 +27,15 @@ import (
 
 // upOptions are the flags of up and down.
 type upOptions struct {
-	f         *command.Factory
-	file      string
-	profiles  []string
-	dryRun    bool
-	detach    bool
-	supervise int // this is the process that --detach starts, which closes this file when it serves requests; else 0
-	wait      bool
-	rootless  bool
-	program   []string
-	output    *term.Format
+	f        *command.Factory
+	file     string
+	profiles []string
+	dryRun   bool
+	detach   bool
+	wait     bool
+	rootless bool
+	program  []string
+	output   *term.Format
 }
 
 func newUp(f *command.Factory) *cobra.Command {
@@ -75,24 +72,23 @@ func newUp(f *command.Factory) *cobra.Command {
 			if o.detach && len(args) > 0 {
 				return api.Errorf(api.ExitUsage, "--detach cannot be combined with a command")
 			}
+			o.detach = o.detach || o.wait && len(args) == 0 // as with compose
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.program = args
-			return o.run(cmd.Context())
+			return f.Report(cmd.Context(), o.output, o.run)
 		},
 	}
 	o.addFile(cmd)
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.profiles, "profile", nil, "also start the entries of this profile; may be repeated")
 	flags.BoolVar(&o.dryRun, "dry-run", false, "show what would start, restart and end, and change nothing")
-	flags.BoolVarP(&o.detach, "detach", "d", false, "return when everything is ready; `kubevpn down` ends it")
-	flags.BoolVar(&o.wait, "wait", false, "wait until everything is ready before the command (always, with a command)")
+	flags.BoolVarP(&o.detach, "detach", "d", false, "return when everything is ready; 'kubevpn down' ends it")
+	flags.BoolVar(&o.wait, "wait", false, "like --detach, or with a command, which always waits until everything is ready")
 	flags.BoolVar(&o.rootless, "rootless", false,
 		"without root and without changing this machine: intercepts work, and the command reaches the cluster as with "+
 			"'kubevpn run' (default where this machine allows nothing else)")
-	flags.IntVar(&o.supervise, "supervise", 0, "file descriptor that is closed when the process accepts requests")
-	flags.Lookup("supervise").Hidden = true
 	o.output.AddTo(cmd)
 	return cmd
 }
@@ -105,12 +101,12 @@ func newDown(f *command.Factory) *cobra.Command {
 		Long:    "End what `kubevpn up` has started from the same file, in this terminal or another one.",
 		Example: command.Examples("End it", "kubevpn down", "That of another file", "kubevpn down -f shop/kubevpn.yaml"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := o.client()
+			file, err := filepath.Abs(o.file)
 			if err != nil {
 				return err
 			}
-			err = c.Down(cmd.Context(), o.out().Line)
-			if errors.Is(err, project.ErrDown) {
+			err = f.Daemon().Down(cmd.Context(), file, o.show(&project.Project{}))
+			if e := api.AsError(err); errors.Is(err, daemonclient.ErrNoDaemon) || e != nil && e.Code == api.ExitNotConnected {
 				fmt.Fprintln(f.Errout, "not up")
 				return nil
 			}
@@ -126,58 +122,94 @@ func (o *upOptions) addFile(cmd *cobra.Command) {
 	_ = cmd.MarkFlagFilename("file", "yaml", "yml") // the flag exists
 }
 
-// client returns a client of the process that keeps the project.
-func (o *upOptions) client() (project.Client, error) {
-	paths, err := o.f.Paths()
-	if err != nil {
-		return project.Client{}, err
+// colours of the names of entries, as SGR parameters: see console_codes(4) of Linux.
+var colours = [...]int{36, 33, 32, 35, 34, 96, 93, 92, 95, 94}
+
+// show returns a function that prints the output of entries behind their names.
+func (o *upOptions) show(p *project.Project) func(api.Event) {
+	width, index := 0, map[string]int{}
+	for n, e := range p.Entries {
+		width, index[e.Name] = max(width, len(e.Name)), n
 	}
-	file, err := filepath.Abs(o.file)
-	return project.Client{Socket: project.SocketOf(paths, file)}, err
+	terminal := term.File(o.f.Out)
+	if o.f.Dumb || o.f.Getenv("NO_COLOR") != "" {
+		terminal = nil
+	}
+	return func(e api.Event) {
+		switch name, text := api.Clean(e.Entry), api.Clean(e.Detail); {
+		case e.Entry == "":
+		case terminal != nil:
+			fmt.Fprintf(terminal, "\x1b[%dm%-*s |\x1b[0m %s\n", colours[index[e.Entry]%len(colours)], width, name, text)
+		default:
+			fmt.Fprintf(o.f.Out, "%-*s | %s\n", width, name, text)
+		}
+	}
 }
 
-// out returns where the output of the entries goes.
-func (o *upOptions) out() project.Output {
-	out := project.Output{W: o.f.Out}
-	if f := term.File(o.f.Out); f != nil && !o.f.Dumb && o.f.Getenv("NO_COLOR") == "" {
-		out.Terminal = f
-	}
-	return out
-}
-
-func (o *upOptions) run(ctx context.Context) error {
-	if o.supervise > 0 {
-		return o.keep(ctx)
-	}
-	if !o.output.ForPeople() && !o.dryRun && !o.detach {
-		return api.Errorf(api.ExitUsage, "-o json requires --dry-run or --detach").
-			WithHint("`kubevpn status -o json` shows a project that is up")
-	}
+func (o *upOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	o.rootless = o.rootless || o.withoutDevice(ctx)
 	p, err := o.read()
 	if err != nil {
 		return err
 	}
-	c, err := o.client()
+	if o.output.ForPeople() {
+		on = o.show(p)
+	}
+	req := project.Request{Project: *p, Attached: !o.detach, DryRun: o.dryRun}
+	if o.dryRun {
+		return o.f.Daemon().Up(ctx, req, on)
+	}
+	release, err := o.hold(ctx, p)
 	if err != nil {
 		return err
 	}
-	_, down := c.Project(ctx)
-	switch {
-	case o.dryRun:
-		return o.preview(ctx, c, p)
-	case down == nil:
-		err = o.change(ctx, c, p)
-	case o.detach:
-		err = o.background(ctx, c, p)
-	default:
-		return o.foreground(ctx, p)
+	err = o.keep(ctx, req, on, release)
+	if errors.Is(err, context.Canceled) && len(o.program) == 0 {
+		return nil // Ctrl-C is the regular end
 	}
-	if err != nil || o.output.ForPeople() {
+	return err
+}
+
+// keep has the daemon make the project. It calls ready when everything is up, and returns when the user's command has
+// ended, if there is one; else when the project has, unless it is detached.
+func (o *upOptions) keep(ctx context.Context, req project.Request, on func(api.Event), ready func()) (err error) {
+	held, end := context.WithCancel(ctx)
+	defer end()
+	up, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- o.f.Daemon().Up(held, req, func(e api.Event) {
+			on(e)
+			if e.Held {
+				close(up)
+			}
+		})
+	}()
+	select {
+	case err := <-ended: // it is detached, or was up before
+		ready()
+		switch {
+		case err != nil && len(o.program) > 0 && ctx.Err() == nil:
+			o.report(ctx, &req.Project)
+			return err
+		case err == nil && len(o.program) > 0:
+			return o.command(ctx, &req.Project)
+		case err == nil:
+			o.f.Note("Everything is up. `kubevpn down` ends it.")
+		}
 		return err
+	case <-up:
 	}
-	shown, err := c.Project(ctx)
-	return cmp.Or(err, o.output.Print(o.f.Out, shown))
+	ready()
+	if len(o.program) == 0 {
+		fmt.Fprintln(o.f.Errout, "Everything is up. Ctrl-C ends it.")
+		return <-ended
+	}
+	err = o.command(ctx, &req.Project)
+	end()
+	if cleanup := <-ended; !errors.Is(cleanup, context.Canceled) {
+		err = errors.Join(err, cleanup)
+	}
+	return err
 }
 
 // read reads the project, for this machine.
@@ -189,12 +221,11 @@ func (o *upOptions) read() (*project.Project, error) {
 	}
 	p.Entries = slices.DeleteFunc(p.Entries, func(e project.Entry) bool { return e.Kind == project.KindConnect })
 	for n := range p.Entries {
-		switch e := &p.Entries[n]; e.Kind {
-		case "dev":
-			e.Args = append([]string{"--isolate"}, e.Args...)
-		default:
-			e.Args = append([]string{"--socks=127.0.0.1:0"}, e.Args...)
+		e, flag := &p.Entries[n], "--socks=127.0.0.1:0"
+		if e.Kind == "dev" {
+			flag = "--isolate"
 		}
+		e.Args = append([]string{flag}, e.Args...)
 	}
 	return p, nil
 }
@@ -217,197 +248,46 @@ func (o *upOptions) withoutDevice(ctx context.Context) bool {
 	return err != nil
 }
 
-// preview prints what would change.
-func (o *upOptions) preview(ctx context.Context, c project.Client, p *project.Project) error {
-	all, err := c.Differences(ctx, p)
-	if err != nil || !o.output.ForPeople() {
-		return cmp.Or(err, o.output.Print(o.f.Out, all))
+// hold makes the connections of the project in processes that use this terminal, for questions and for sudo's password.
+// It returns when they are ready. release lets them end.
+func (o *upOptions) hold(ctx context.Context, p *project.Project) (release func(), err error) {
+	var all []*exec.Cmd
+	release = func() {
+		for _, cmd := range all {
+			_ = cmd.Process.Signal(os.Interrupt) // it may have ended, and has said why
+			_ = cmd.Wait()
+		}
+		all = nil
 	}
-	for _, d := range all {
-		fmt.Fprintf(o.f.Out, "%-8s %s: kubevpn %s\n", d.Change, d.Name,
-			strings.Join(api.Texts(d.Command(), api.ShellQuote), " "))
-	}
-	return nil
-}
-
-// change changes a project that is up.
-func (o *upOptions) change(ctx context.Context, c project.Client, p *project.Project) error {
-	differences, err := c.Differences(ctx, p)
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(differences, func(d project.Difference) bool { return d.Changes() }) {
-		o.f.Note("%s is up, and nothing differs", p.Name)
-	} else if err := o.apply(ctx, p, func() error { return c.Apply(ctx, p, o.out().Line) }); err != nil {
-		return err
-	}
-	if len(o.program) == 0 {
-		return nil
-	}
-	return o.command(ctx, p)
-}
-
-// apply runs do while this process holds the connections of the project: only this one may use the terminal, for
-// questions and for sudo's password.
-func (o *upOptions) apply(ctx context.Context, p *project.Project, do func() error) error {
 	for _, e := range p.Entries {
 		if e.Kind != project.KindConnect {
 			continue
 		}
-		release, err := o.hold(ctx, p, e)
+		events, theirs, err := os.Pipe()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		defer release()
-	}
-	return do()
-}
-
-// hold connects in a process that uses this terminal. It returns when the connection is ready.
-func (o *upOptions) hold(ctx context.Context, p *project.Project, e project.Entry) (release func(), err error) {
-	events, theirs, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	defer events.Close()
-	cmd := exec.Command(o.f.Executable, append([]string{"--events=3"}, e.Held()...)...)
-	cmd.Env, cmd.Dir, cmd.ExtraFiles = p.Environ, e.Directory, []*os.File{theirs}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stderr, os.Stderr
-	err = cmd.Start()
-	theirs.Close()
-	if err != nil {
-		return nil, err
-	}
-	release = func() {
-		_ = cmd.Process.Signal(os.Interrupt) // it may have ended
-		_ = cmd.Wait()                       // it has said why
-	}
-	lines := bufio.NewScanner(events)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var event api.Event
-		if err := json.Unmarshal(lines.Bytes(), &event); err == nil && event.Held {
-			go io.Copy(io.Discard, events)
-			return release, nil
+		defer events.Close()
+		cmd := exec.Command(o.f.Executable, append([]string{"--events=3"}, e.Held()...)...)
+		cmd.Env, cmd.Dir, cmd.ExtraFiles = p.Environ, e.Directory, []*os.File{theirs}
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stderr, os.Stderr
+		err = cmd.Start()
+		theirs.Close()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, cmd)
+		held := false
+		for lines := json.NewDecoder(events); !held; {
+			var event api.Event
+			if err := lines.Decode(&event); err != nil {
+				release()
+				return nil, cmp.Or(ctx.Err(), error(command.ExitCode(cmd.ProcessState.ExitCode())))
+			}
+			held = event.Held
 		}
 	}
-	release()
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	return nil, command.ExitCode(cmd.ProcessState.ExitCode())
-}
-
-// foreground keeps the project in this process.
-func (o *upOptions) foreground(ctx context.Context, p *project.Project) (err error) {
-	set, serving, finish, err := o.serve(ctx, "")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, finish()) }()
-	err = o.apply(serving, p, func() error { return set.Apply(serving, *p, nil) })
-	switch {
-	case ctx.Err() != nil && len(o.program) == 0:
-		return nil // Ctrl-C is the regular end
-	case err == nil && len(o.program) == 0:
-		fmt.Fprintln(o.f.Errout, "Everything is up. Ctrl-C ends it.")
-		return set.Ended(serving)
-	case err == nil:
-		err = o.command(ctx, p)
-	}
-	if err != nil && ctx.Err() == nil && len(o.program) > 0 {
-		o.report(ctx, p)
-	}
-	return err
-}
-
-// serve starts to serve a new Set. serving ends when a client has ended the Set. finish ends it.
-func (o *upOptions) serve(ctx context.Context,
-	log string) (set *project.Set, serving context.Context, finish func() error, err error) {
-	paths, err := o.f.Paths()
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	file, err := filepath.Abs(o.file)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	l, err := project.Listen(ctx, paths, file)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	set = project.NewSet(o.f.Executable, o.out())
-	serving, stop := context.WithCancel(ctx)
-	served := make(chan error, 1)
-	go func() {
-		defer stop()
-		served <- set.Serve(serving, l, log)
-	}()
-	return set, serving, func() error {
-		err := set.Down(context.WithoutCancel(ctx), nil)
-		stop()
-		return errors.Join(err, <-served)
-	}, nil
-}
-
-// background starts a process that keeps the project, and returns when everything is ready.
-func (o *upOptions) background(ctx context.Context, c project.Client, p *project.Project) error {
-	paths, err := o.f.Paths()
-	if err != nil {
-		return err
-	}
-	if err := paths.MakeStateDir(); err != nil {
-		return err
-	}
-	log, err := os.OpenFile(project.LogOf(paths, p.File), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	ready, theirs, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer ready.Close()
-	cmd := exec.Command(o.f.Executable, "up", "--supervise=3", "--file="+p.File)
-	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = "/", o.f.Environ, log, log, []*os.File{theirs}
-	daemonclient.Detach(cmd)
-	err = cmd.Start()
-	theirs.Close()
-	if err != nil {
-		return err
-	}
-	go cmd.Wait()                                // it lives longer, unless it fails
-	if _, err := io.ReadAll(ready); err != nil { // ends when the process serves, or has failed
-		return err
-	}
-	err = o.apply(ctx, p, func() error { return c.Apply(ctx, p, o.out().Line) })
-	if errors.Is(err, project.ErrDown) {
-		return api.Errorf(api.ExitDaemon, "the process that keeps the project did not start").
-			WithHint("see %s for the cause", log.Name())
-	}
-	if err != nil {
-		return errors.Join(err, c.Down(context.WithoutCancel(ctx), o.out().Line))
-	}
-	o.f.Note("Everything is up. `kubevpn down` ends it; its output is in %s", log.Name())
-	return nil
-}
-
-// keep is the process that background starts.
-func (o *upOptions) keep(ctx context.Context) error {
-	paths, err := o.f.Paths()
-	if err != nil {
-		return err
-	}
-	_, serving, finish, err := o.serve(ctx, project.LogOf(paths, o.file))
-	if err != nil {
-		return err
-	}
-	if err := os.NewFile(uintptr(o.supervise), "ready").Close(); err != nil {
-		return errors.Join(err, finish())
-	}
-	<-serving.Done()
-	return finish()
+	return release, nil
 }
 
 // command runs the user's command, which reaches the cluster.
@@ -424,6 +304,9 @@ func (o *upOptions) command(ctx context.Context, p *project.Project) error {
 		return api.Errorf(api.ExitUsage, "cannot run the command: %w", err)
 	}
 	if code := cmd.ProcessState.ExitCode(); code != 0 {
+		if ctx.Err() == nil {
+			o.report(ctx, p)
+		}
 		return command.ExitCode(cmp.Or(max(code, 0), 1))
 	}
 	return nil

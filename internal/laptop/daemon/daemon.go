@@ -91,6 +91,7 @@ func Run(ctx context.Context, cfg Config) error {
 type daemon struct {
 	cfg         Config
 	connections *connections
+	projects    *projects
 	logger      *slog.Logger
 	log         *recentLog      // what logger wrote
 	page        servedPage      // of `kubevpn ui`
@@ -106,6 +107,8 @@ func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *dae
 	d.ending, d.end = context.WithCancel(context.Background())
 	d.connections = newConnections(cfg.Factory, client, owner, logger)
 	d.connections.changed = d.recheck.Raise
+	program, _ := os.Executable() // a project then fails
+	d.projects = &projects{program: program, logs: cfg.Paths.StateDir, changed: d.recheck.Raise, all: map[string]*keptProject{}}
 	return d
 }
 
@@ -132,7 +135,7 @@ func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) erro
 		defer cancel()
 		d.waitForEnd(ctx)
 		d.end()
-		err := d.connections.shutDown(func(api.Event) {})
+		err := errors.Join(d.projects.shutDown(), d.connections.shutDown(func(api.Event) {}))
 		d.stopPage()
 		helpers.Close()
 		// Requests see their connections end, and answer. A client that reads nothing must not block the end.
@@ -173,4 +176,6 @@ func (d *daemon) waitForEnd(ctx context.Context) {
 }
 
 // busy reports whether the daemon has a reason to stay. Every change that makes it false raises recheck.
-func (d *daemon) busy() bool { return d.requests.Load() > 0 || d.connections.inUse() }
+func (d *daemon) busy() bool {
+	return d.requests.Load() > 0 || d.connections.inUse() || d.projects.inUse()
+}

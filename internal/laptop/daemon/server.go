@@ -27,6 +27,8 @@ func (d *daemon) handler() http.Handler {
 	mux.HandleFunc("POST "+api.PathIntercept, streaming(d, d.connections.intercept))
 	mux.HandleFunc("POST "+api.PathRequests, streaming(d, d.connections.intercepts.requests))
 	mux.HandleFunc("POST "+api.PathLeave, streaming(d, d.connections.intercepts.leave))
+	mux.HandleFunc("POST "+api.PathUp, streaming(d, d.projects.up))
+	mux.HandleFunc("POST "+api.PathDown, streaming(d, d.projects.down))
 	mux.HandleFunc("POST "+api.PathQuit, streaming(d, d.shutDown))
 	mux.HandleFunc("POST "+api.PathTrace, answering(d, d.connections.intercepts.trace))
 	mux.HandleFunc("POST "+api.PathPage, answering(d, d.servePage))
@@ -53,7 +55,7 @@ func (d *daemon) counted(h http.Handler) http.Handler {
 func (d *daemon) status() api.Status {
 	return api.Status{
 		Version: version.Full(), Helper: d.connections.starter(), Connections: d.connections.status(),
-		Intercepts: d.connections.intercepts.status(),
+		Intercepts: d.connections.intercepts.status(), Projects: d.projects.status(),
 	}
 }
 
@@ -127,7 +129,7 @@ func (d *daemon) untilReleased(w http.ResponseWriter, r *http.Request) (ctx cont
 
 func (d *daemon) shutDown(_ context.Context, _ struct{}, emit func(api.Event)) error {
 	defer d.quit.Raise()
-	return d.connections.shutDown(emit)
+	return errors.Join(d.projects.shutDown(), d.connections.shutDown(emit))
 }
 
 // read decodes the request's body, if there is one, or answers with the error. Only a body of known length has nothing

@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// keys returns the keys of an entry that are not flags, and what they mean.
-func keys(kind string) map[string]string {
+// Keys returns the keys of an entry that are not flags, and what they mean.
+func Keys(kind string) map[string]string {
 	all := map[string]string{
 		"profiles": "names of profiles; without --profile NAME, the entry is left out",
 		"needs":    "names of entries that must have started before, or a mapping from names to a condition",
@@ -49,7 +49,7 @@ func (r *reader) entry(kind, dir string, key, value, defaults *yaml.Node) (e Ent
 		r.problem(value, "%s is a mapping of keys", e.Name)
 	}
 	for k, v := range pairs(value) {
-		_, own := keys(kind)[k.Value]
+		_, own := Keys(kind)[k.Value]
 		switch {
 		case !own && flags.Lookup(k.Value) == nil:
 			r.unknown(k, "key of "+kind, names(kind, flags))
@@ -94,7 +94,7 @@ func (r *reader) entry(kind, dir string, key, value, defaults *yaml.Node) (e Ent
 
 // names returns all keys of an entry.
 func names(kind string, flags *pflag.FlagSet) (all []string) {
-	for name := range keys(kind) {
+	for name := range Keys(kind) {
 		all = append(all, name)
 	}
 	flags.VisitAll(func(f *pflag.Flag) { all = append(all, f.Name) })

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -20,7 +19,7 @@ import (
 // Set keeps the entries of a project running. Its methods may be called concurrently.
 type Set struct {
 	executable string
-	console    *console
+	out        func(name, text string)                   // gets the output, line by line
 	state      wakeup.Value[map[string]api.ProjectEntry] // by name; replaced, never changed
 
 	project wakeup.Value[Project] // as applied; written by Apply and Down
@@ -30,9 +29,17 @@ type Set struct {
 	begun    bool // the command before has run
 }
 
-// NewSet returns a Set without entries, whose processes are of the program executable. It starts nothing.
-func NewSet(executable string, out Output) *Set {
-	return &Set{executable: executable, console: newConsole(out), units: map[string]*unit{}}
+// NewSet returns a Set without entries, whose processes are of the program executable. out gets each line of their
+// output with the name of the entry; it may be called concurrently. NewSet starts nothing.
+func NewSet(executable string, out func(name, text string)) *Set {
+	return &Set{executable: executable, out: out, units: map[string]*unit{}}
+}
+
+// Request asks the daemon for a project.
+type Request struct {
+	Project  Project `json:"project"`
+	Attached bool    `json:"attached,omitempty"` // ends with the request, if the request has started it
+	DryRun   bool    `json:"dryRun,omitempty"`   // only tell the differences
 }
 
 // Difference is what Apply would do with an entry.
@@ -47,6 +54,17 @@ func (d Difference) Changes() bool { return d.Change != keep }
 const (
 	start, restart, stop, keep = "start", "restart", "stop", "keep"
 )
+
+// String describes it in one line.
+func (d Difference) String() string {
+	return d.Change + ": kubevpn " + strings.Join(api.Texts(d.Command(), api.ShellQuote), " ")
+}
+
+// Differences returns what Apply would do.
+func (s *Set) Differences(to *Project) []Difference {
+	from := s.project.Load()
+	return Differences(&from, to, s.ended())
+}
 
 // Differences returns what leads from one project to another. ended are the names of entries whose processes have ended.
 func Differences(from, to *Project, ended []string) (all []Difference) {
@@ -81,13 +99,11 @@ func (s *Set) ended() (names []string) {
 }
 
 // Apply makes the Set keep what p lists: it ends and starts only what differs. It returns when all entries are ready, or
-// with the errors of those that are not. tell, unless nil, gets the output meanwhile.
-func (s *Set) Apply(ctx context.Context, p Project, tell func(name, text string)) error {
+// with the errors of those that are not.
+func (s *Set) Apply(ctx context.Context, p Project) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()
-	defer s.console.tee(tell)()
-	was := s.project.Load()
-	differences := Differences(&was, &p, s.ended())
+	differences := s.Differences(&p)
 	s.end(func(e Entry) bool {
 		return slices.ContainsFunc(differences, func(d Difference) bool {
 			return d.Name == e.Name && d.Change != keep
@@ -100,7 +116,6 @@ func (s *Set) Apply(ctx context.Context, p Project, tell func(name, text string)
 	}
 	s.begun = true
 	s.project.Update(func(now *Project) { *now = p })
-	s.console.width(p.Entries)
 	for _, e := range p.Entries {
 		if s.units[e.Name] == nil {
 			s.begin(p, e)
@@ -191,10 +206,9 @@ func (s *Set) end(chosen func(Entry) bool) {
 }
 
 // Down ends all entries, and runs the command after.
-func (s *Set) Down(ctx context.Context, tell func(name, text string)) error {
+func (s *Set) Down(ctx context.Context) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()
-	defer s.console.tee(tell)()
 	s.end(func(Entry) bool { return true })
 	p := s.project.Load()
 	s.project.Update(func(now *Project) { *now = Project{Name: p.Name, File: p.File} })
@@ -245,10 +259,10 @@ func failure(failed []string) error {
 	return api.Errorf(api.ExitWorkload, "%s", strings.Join(failed, "\n"))
 }
 
-// status returns the project with the states of its entries.
-func (s *Set) status(log string) api.Project {
+// Status returns the project with the states of its entries.
+func (s *Set) Status() api.Project {
 	p, states := s.project.Load(), s.state.Load()
-	all := api.Project{Name: p.Name, File: p.File, PID: os.Getpid(), Log: log, Entries: []api.ProjectEntry{}}
+	all := api.Project{Name: p.Name, File: p.File, Entries: []api.ProjectEntry{}}
 	for _, e := range p.Entries {
 		if state, there := states[e.Name]; there {
 			all.Entries = append(all.Entries, state)

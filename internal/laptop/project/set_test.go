@@ -3,18 +3,15 @@ package project
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
-
-	"kubevpn/internal/api"
-	"kubevpn/internal/config"
 )
 
 // kubevpn is a program in place of kubevpn: it notes its life in a file, and fails if its last argument is "fail".
@@ -34,7 +31,8 @@ type stage struct {
 	*Set
 	t    *testing.T
 	dir  string
-	said *strings.Builder
+	mu   sync.Mutex
+	said string
 }
 
 func newStage(t *testing.T) *stage {
@@ -47,10 +45,14 @@ func newStage(t *testing.T) *stage {
 	if err := os.WriteFile(program, []byte(kubevpn), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{t: t, dir: dir, said: new(strings.Builder)}
-	s.Set = NewSet(program, Output{W: s.said})
+	s := &stage{t: t, dir: dir}
+	s.Set = NewSet(program, func(name, text string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.said += name + " | " + text + "\n"
+	})
 	t.Cleanup(func() {
-		if err := s.Down(context.Background(), nil); err != nil {
+		if err := s.Down(context.Background()); err != nil {
 			t.Error(err)
 		}
 		goleak.VerifyNone(t, leaks)
@@ -87,7 +89,7 @@ func (s *stage) apply(p Project) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
 	defer cancel()
-	if err := s.Apply(ctx, p, nil); err != nil {
+	if err := s.Apply(ctx, p); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -107,11 +109,11 @@ func TestSetStartsWhatIsNeededFirstAndEndsItLast(t *testing.T) {
 	p.Before, p.After = []string{"sh", "-c", "echo first >> $LOG"}, []string{"sh", "-c", "echo last >> $LOG"}
 	s.apply(p)
 	s.want("first", "start net", "start db", "before web", "start web")
-	if err := s.Down(t.Context(), nil); err != nil {
+	if err := s.Down(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.want("end web", "after web", "end db", "end net", "last")
-	if !strings.Contains(s.said.String(), "db  | output of db\n") {
+	if !strings.Contains(s.said, "db | output of db\n") {
 		t.Errorf("no output behind the name:\n%s", s.said)
 	}
 }
@@ -160,60 +162,9 @@ func TestApplyReportsWhatFails(t *testing.T) {
 			if len(tt.entry.Needs) > 0 {
 				entries = append(entries, Entry{Name: "gone", Args: []string{"fail"}})
 			}
-			if err := s.Apply(t.Context(), s.project(entries...), nil); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if err := s.Apply(t.Context(), s.project(entries...)); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %s", err, tt.want)
 			}
 		})
 	}
-}
-
-func TestAnotherProcessChangesAndEndsTheSet(t *testing.T) {
-	s := newStage(t)
-	paths := config.Paths{RuntimeDir: filepath.Join(s.dir, "run"), StateDir: s.dir}
-	p := s.project(Entry{Name: "a"})
-	l, err := Listen(t.Context(), paths, p.File)
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error)
-	go func() { served <- s.Serve(t.Context(), l, "") }()
-	c := Client{Socket: SocketOf(paths, p.File)}
-	var told []string
-	if err := c.Apply(t.Context(), &p, func(name, text string) { told = append(told, name+": "+text) }); err != nil {
-		t.Fatal(err)
-	}
-	if d, err := c.Differences(t.Context(), &p); err != nil || len(d) != 1 || d[0].Changes() {
-		t.Errorf("the project differs from itself: %+v, %v", d, err)
-	}
-	all := Projects(t.Context(), paths)
-	if len(all) != 1 || all[0].Name != "shop" || len(all[0].Entries) != 1 || all[0].Entries[0].State != api.ProjectRunning {
-		t.Errorf("the status is %+v", all)
-	}
-	if _, err := Listen(t.Context(), paths, p.File); api.AsError(err).Code != api.ExitConflict {
-		t.Errorf("a second process may keep it too: %v", err)
-	}
-	bad := s.project(Entry{Name: "b", Args: []string{"fail"}})
-	if err := c.Apply(t.Context(), &bad, func(string, string) {}); err == nil || err.Error() != "b: no such workload" {
-		t.Error(err)
-	}
-	if err := c.Down(t.Context(), func(string, string) {}); err != nil {
-		t.Error(err)
-	}
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
-	if err := c.Down(t.Context(), nil); !errors.Is(err, ErrDown) {
-		t.Error(err)
-	}
-	// The socket of a process that was killed is no obstacle.
-	dead, err := net.Listen("unix", c.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead.(*net.UnixListener).SetUnlinkOnClose(false)
-	dead.Close()
-	if l, err = Listen(t.Context(), paths, p.File); err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
 }

@@ -22,7 +22,7 @@ import (
 
 const (
 	// cleanTimeout is how long a process may clean up before it is killed.
-	cleanTimeout = 30 * time.Second
+	cleanTimeout = 15 * time.Second
 	maxLine      = 1 << 20 // of events and of output
 )
 
@@ -65,7 +65,7 @@ func (u *unit) follows(other *unit) bool {
 	return needs || slices.Contains(u.after, other.entry.Name)
 }
 
-func (u *unit) say(text string) { u.set.console.print(u.entry.Name, text) }
+func (u *unit) say(text string) { u.set.out(u.entry.Name, text) }
 
 // await waits for the conditions of the needs.
 func (u *unit) await(ctx context.Context) error {

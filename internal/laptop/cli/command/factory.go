@@ -15,7 +15,6 @@ import (
 	"kubevpn/internal/laptop/cli/daemonclient"
 	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/hostservice"
-	"kubevpn/internal/laptop/project"
 	"kubevpn/internal/process/version"
 	"kubevpn/pkg/host/sandbox"
 )
@@ -87,9 +86,6 @@ func (f *Factory) Status(ctx context.Context) (api.Status, error) {
 		err = nil
 	}
 	status.TypeMeta, status.Machine = api.Type(api.KindStatus), f.Machine
-	if paths, pathErr := f.Paths(); pathErr == nil { // else the daemon has none either
-		status.Projects = project.Projects(ctx, paths)
-	}
 	return status, err
 }
 

@@ -136,10 +136,10 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 		term.PrintDetails(w, "root helper", []string{"started by: " + status.Helper})
 	}
 	for _, p := range status.Projects {
-		term.PrintDetails(w, p.Name, api.Texts(p.Entries, func(e api.ProjectEntry) string {
+		term.PrintDetails(w, p.Name, append(api.Texts(p.Entries, func(e api.ProjectEntry) string {
 			return strings.TrimSpace(fmt.Sprintf("%s %s: %s for %s %s", e.Kind, e.Name, e.State, term.Age(e.Since, now),
 				api.OneLine(e.Detail)))
-		}))
+		}), "output: "+p.Log))
 	}
 	return o.printIntercepts(w, status, now)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/laptop/project"
 )
 
 // Prepare asks a running daemon to open what the request needs of the API server. The request that follows reports any
@@ -32,6 +33,20 @@ func (c *Client) Connect(ctx context.Context, req api.ConnectRequest, on func(ap
 func (c *Client) Intercept(ctx context.Context, req api.InterceptRequest, on func(api.Event), quiet func()) error {
 	_, err := c.ask(ctx, api.PathIntercept, req, on, quiet)
 	return err
+}
+
+// Up makes the project of a request as the file says. An attached request returns when ctx or the project has ended.
+func (c *Client) Up(ctx context.Context, req project.Request, on func(api.Event)) error {
+	if _, err := c.Start(ctx); err != nil {
+		return err
+	}
+	_, err := c.hold(ctx, api.PathUp, req, on)
+	return err
+}
+
+// Down ends the project of a file. It fails with ErrNoDaemon if no daemon runs.
+func (c *Client) Down(ctx context.Context, file string, on func(api.Event)) error {
+	return c.end(ctx, api.PathDown, file, on)
 }
 
 // ask is hold for a request that requires the root helper.

@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// Detach starts the command in a new session, so that Ctrl-C and the end of this terminal do not affect it.
-func Detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
+// detach starts the command in a new session, so that Ctrl-C and the end of this terminal do not affect it.
+func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }

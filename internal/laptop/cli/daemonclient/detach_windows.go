@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// Detach starts the command without a console, so that Ctrl-C and the end of this console do not affect it.
-func Detach(cmd *exec.Cmd) {
+// detach starts the command without a console, so that Ctrl-C and the end of this console do not affect it.
+func detach(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: windows.DETACHED_PROCESS | windows.CREATE_NEW_PROCESS_GROUP}
 }

@@ -106,7 +106,7 @@ func (c *Client) spawn() (*os.File, *os.Process, error) {
 	cmd.Dir = "/"
 	cmd.Env = c.cfg.Environ
 	cmd.Stdout = theirs // every system passes it on, unlike other descriptors
-	Detach(cmd)
+	detach(cmd)
 	if err := cmd.Start(); err != nil {
 		ready.Close()
 		return nil, nil, err

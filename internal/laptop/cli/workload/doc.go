@@ -11,6 +11,7 @@
 //	list      list.go             workloads of a namespace, from the API server
 //	env       env.go              variables of a container (internal/kube/podenv)
 //	cp        cp.go               copy files from and to a container (internal/laptop/filecopy)
+//	init      init.go             a first kubevpn.yaml (internal/laptop/project)
 //
 // leave and requests complete names with intercepts.go. requests and diff have the flag --body of spec.go.
 package workload
@@ -25,6 +26,6 @@ import (
 func Commands(f *command.Factory) []*cobra.Command {
 	return []*cobra.Command{
 		newProxy(f), newExpose(f), newClone(f), newDev(f), newEnv(f), newCp(f), newList(f), newRequests(f), newDiff(f),
-		newLeave(f), newReset(f),
+		newLeave(f), newReset(f), newInit(f),
 	}
 }
