@@ -21,7 +21,7 @@ var listeners = map[string][]string{
 	"internal/incluster/agent/receiver.go:listenPackets":                {"agent: intercepted UDP ports"},
 	"internal/incluster/agent/receiver.go:listenTCP":                    {"agent: intercepted TCP ports"},
 	"internal/incluster/agent/socket_linux.go:listenAgents":             {"agent: @kubevpn-agent"},
-	"internal/laptop/cli/connect/socks.go:listenProxy":                  {"connect --socks: proxy"},
+	"internal/laptop/cli/command/connection.go:ListenProxy":             {"connect --socks: proxy"},
 	"internal/laptop/connection/device.go:serveDNSAt":                   {"daemon: resolver", "daemon: resolver"},
 	"internal/laptop/connection/outside.go:DialEcho":                    {""}, // the kernel delivers answers to its pings only
 	"internal/laptop/daemon/daemon.go:serve":                            {"daemon: its sockets"},

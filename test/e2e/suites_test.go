@@ -91,6 +91,7 @@ var dev = []suite{
 	{"doctor", doctorSuite},
 	{"page", pageSuite},
 	{"mcp", mcpSuite},
+	{"up", upSuite},
 	{"debug", debugSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
