@@ -23,12 +23,14 @@ import (
 // Project is what a file lists. The values of variables are in it.
 type Project struct {
 	Name    string   `json:"name"`
-	File    string   `json:"file"` // absolute
-	Environ []string `json:"environ"`
-	Before  []string `json:"before,omitempty"` // a command, before anything starts
-	After   []string `json:"after,omitempty"`  // after everything has ended
-	Entries []Entry  `json:"entries"`          // in the order of the file, connections first
-	Cluster []string `json:"cluster"`          // flags that select the cluster, from the defaults
+	File    string   `json:"file"`    // absolute
+	Environ []string `json:"environ"` // of its processes
+	// Variables are those of env_file, sorted: NAME=VALUE. They are in Environ, too.
+	Variables []string `json:"variables,omitempty"`
+	Before    []string `json:"before,omitempty"` // a command, before anything starts
+	After     []string `json:"after,omitempty"`  // after everything has ended
+	Entries   []Entry  `json:"entries"`          // in the order of the file, connections first
+	Cluster   []string `json:"cluster"`          // flags that select the cluster, from the defaults
 }
 
 // Entry is one command of kubevpn.
@@ -299,13 +301,13 @@ func (r *reader) read(root *yaml.Node) {
 			}
 			for name, value := range read {
 				r.vars.values[name] = value
-				r.project.Environ = append(r.project.Environ, name+"="+value)
+				r.project.Variables = append(r.project.Variables, name+"="+value)
 			}
 		}
 	}
 	r.vars.add(r.Environ) // which wins, as with compose
-	slices.Sort(r.project.Environ)
-	r.project.Environ = append(r.project.Environ, r.Environ...)
+	slices.Sort(r.project.Variables)
+	r.project.Environ = slices.Concat(r.project.Variables, r.Environ)
 	for key, value := range pairs(root) {
 		switch name := key.Value; {
 		case name == "env_file", name == "defaults", strings.HasPrefix(name, "x-"), slices.Contains(Kinds[:], name):

@@ -79,7 +79,7 @@ proxy: {web: {namespace: other}}
 	}
 	dir := filepath.Dir(o.File)
 	want := &Project{
-		Name: "mine", File: o.File, Environ: []string{"DB=pg", "TEAM=shop", "USER=somebody", "USER=me"}, Before: []string{"sh", "-c", "make db"},
+		Name: "mine", File: o.File, Environ: []string{"DB=pg", "TEAM=shop", "USER=somebody", "USER=me"}, Variables: []string{"DB=pg", "TEAM=shop", "USER=somebody"}, Before: []string{"sh", "-c", "make db"},
 		Cluster: []string{"--namespace=shop"},
 		Entries: []Entry{
 			{Kind: "connect", Name: "connect", Directory: dir, Args: []string{"--namespace=shop"}},

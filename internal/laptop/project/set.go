@@ -73,13 +73,13 @@ func Differences(from, to *Project, ended []string) (all []Difference) {
 			all = append(all, Difference{stop, e})
 		}
 	}
-	sameEnviron := slices.Equal(from.Environ, to.Environ)
+	same := slices.Equal(from.Variables, to.Variables) // the environment differs from terminal to terminal
 	for _, e := range to.Entries {
 		was := api.Find(from.Entries, func(o Entry) bool { return o.Name == e.Name })
 		switch {
 		case was == nil:
 			all = append(all, Difference{start, e})
-		case reflect.DeepEqual(*was, e) && (sameEnviron || e.Kind != kindDev) && !slices.Contains(ended, e.Name):
+		case reflect.DeepEqual(*was, e) && (same || e.Kind != kindDev) && !slices.Contains(ended, e.Name):
 			all = append(all, Difference{keep, e})
 		default:
 			all = append(all, Difference{restart, e})
@@ -201,7 +201,9 @@ func (s *Set) end(chosen func(Entry) bool) {
 	all.Wait()
 	s.state.Update(func(m *map[string]api.ProjectEntry) {
 		*m = maps.Clone(*m)
-		maps.DeleteFunc(*m, func(_ string, e api.ProjectEntry) bool { return e.State == api.ProjectStopping })
+		for _, u := range ending {
+			delete(*m, u.entry.Name)
+		}
 	})
 }
 

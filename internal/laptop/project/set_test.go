@@ -124,6 +124,10 @@ func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
 	s.lines()
 	s.apply(s.project(Entry{Name: "a"}, Entry{Name: "b"}, Entry{Name: "c"}))
 	s.want("")
+	another := s.project(Entry{Name: "a"}, Entry{Name: "b"}, Entry{Name: "c"})
+	another.Environ = append(another.Environ, "SHLVL=7") // of another terminal
+	s.apply(another)
+	s.want("")
 	s.apply(s.project(Entry{Name: "a"}, Entry{Name: "b", Args: []string{"--x", "b"}}, Entry{Name: "d"}))
 	got := s.lines()
 	for _, line := range []string{"end b", "end c", "start b", "start d"} {
