@@ -20,8 +20,8 @@ import (
 	"kubevpn/internal/kube/client"
 )
 
-// A temporary traffic manager belongs to a Job that never has a pod. Kubernetes ends the Job at its deadline, deletes it
-// because of its TTL, and then deletes what it owns:
+// A temporary traffic manager belongs to a Job that never has a pod. Kubernetes ends the Job at its deadline, deletes
+// it because of its TTL, and then deletes what it owns:
 //
 //	laptops ── activeDeadlineSeconds ──▶ Job (parallelism 0) ◀── ownerReferences ── Deployment, ServiceAccount
 //
@@ -108,9 +108,10 @@ func age(job *batchv1.Job) time.Duration {
 }
 
 func ended(job *batchv1.Job) bool {
-	return job.DeletionTimestamp != nil || slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
+	over := func(c batchv1.JobCondition) bool {
 		return c.Status == corev1.ConditionTrue && c.Type != batchv1.JobSuspended
-	})
+	}
+	return job.DeletionTimestamp != nil || slices.ContainsFunc(job.Status.Conditions, over)
 }
 
 // toLease returns the permissions for a temporary manager.

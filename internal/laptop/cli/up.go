@@ -85,7 +85,8 @@ func newUp(f *command.Factory) *cobra.Command {
 	flags.StringArrayVar(&o.profiles, "profile", nil, "also start the entries of this profile; may be repeated")
 	flags.BoolVar(&o.dryRun, "dry-run", false, "show what would start, restart and end, and change nothing")
 	flags.BoolVarP(&o.detach, "detach", "d", false, "return when everything is ready; 'kubevpn down' ends it")
-	flags.BoolVar(&o.wait, "wait", false, "like --detach, or with a command, which always waits until everything is ready")
+	flags.BoolVar(&o.wait, "wait", false,
+		"like --detach, or with a command, which always waits until everything is ready")
 	flags.BoolVar(&o.rootless, "rootless", false,
 		"without root and without changing this machine: intercepts work, and the command reaches the cluster as with "+
 			"'kubevpn run' (default where this machine allows nothing else)")
@@ -96,17 +97,19 @@ func newUp(f *command.Factory) *cobra.Command {
 func newDown(f *command.Factory) *cobra.Command {
 	o := &upOptions{f: f}
 	cmd := &cobra.Command{
-		Use:     "down",
-		Short:   "End what kubevpn up has started",
-		Long:    "End what `kubevpn up` has started from the same file, in this terminal or another one.",
-		Example: command.Examples("End it", "kubevpn down", "That of another file", "kubevpn down -f shop/kubevpn.yaml"),
+		Use:   "down",
+		Short: "End what kubevpn up has started",
+		Long:  "End what `kubevpn up` has started from the same file, in this terminal or another one.",
+		Example: command.Examples("End it", "kubevpn down",
+			"That of another file", "kubevpn down -f shop/kubevpn.yaml"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			file, err := filepath.Abs(o.file)
 			if err != nil {
 				return err
 			}
 			err = f.Daemon().Down(cmd.Context(), file, o.show(&project.Project{}))
-			if e := api.AsError(err); errors.Is(err, daemonclient.ErrNoDaemon) || e != nil && e.Code == api.ExitNotConnected {
+			e := api.AsError(err)
+			if errors.Is(err, daemonclient.ErrNoDaemon) || e != nil && e.Code == api.ExitNotConnected {
 				fmt.Fprintln(f.Errout, "not up")
 				return nil
 			}

@@ -108,7 +108,8 @@ func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *dae
 	d.connections = newConnections(cfg.Factory, client, owner, logger)
 	d.connections.changed = d.recheck.Raise
 	program, _ := os.Executable() // a project then fails
-	d.projects = &projects{program: program, logs: cfg.Paths.StateDir, changed: d.recheck.Raise, all: map[string]*keptProject{}}
+	d.projects = &projects{program: program, logs: cfg.Paths.StateDir, changed: d.recheck.Raise,
+		all: map[string]*keptProject{}}
 	return d
 }
 

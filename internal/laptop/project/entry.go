@@ -145,8 +145,8 @@ func (r *reader) checkTwice(keys map[string]*yaml.Node) {
 		for _, word := range words {
 			at := strings.Join(append(place, word), " ")
 			if other := taken[at]; intercepts && other != "" {
-				r.problem(keys[e.Name], "%s intercepts %s, as %s does: the last one would replace the other", e.Name, word,
-					other)
+				r.problem(keys[e.Name], "%s intercepts %s, as %s does: the last one would replace the other", e.Name,
+					word, other)
 			} else if intercepts {
 				taken[at] = e.Name
 			}

@@ -166,7 +166,8 @@ func (r *reader) err() error {
 		return nil
 	}
 	slices.SortStableFunc(r.problems, func(a, b problem) int {
-		return cmp.Or(strings.Compare(b.file, a.file), a.line-b.line, a.column-b.column)
+		return cmp.Or(strings.Compare(b.file, a.file), a.line-b.line, a.column-b.column,
+			strings.Compare(a.text, b.text))
 	})
 	lines := slices.Compact(api.Texts(r.problems, problem.String))
 	return api.Errorf(api.ExitUsage, "%s", strings.Join(lines, "\n")).

@@ -100,7 +100,7 @@ proxy: {web: {namespace: other}}
 }
 
 func TestReadNamesAllProblemsWithTheirPlaces(t *testing.T) {
-	o := write(t, `nmae: x
+	o := write(t, `title: x
 defaults: {nosuch: 1}
 proxy:
   web:
@@ -116,7 +116,7 @@ dev:
   b: {needs: {a: {condition: soon}, c: {}}, directory: [a]}
 clone: [c]
 `, "before: ${ALSO}\n")
-	want := `kubevpn.yaml:1:1: unknown key "nmae"
+	want := `kubevpn.yaml:1:1: unknown key "title"
 kubevpn.yaml:2:12: unknown default "nosuch"
 kubevpn.yaml:6:5: unknown key of proxy "nosuch"
 kubevpn.yaml:7:13: mirror: "maybe" is not of the type bool

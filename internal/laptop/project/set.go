@@ -66,7 +66,8 @@ func (s *Set) Differences(to *Project) []Difference {
 	return Differences(&from, to, s.ended())
 }
 
-// Differences returns what leads from one project to another. ended are the names of entries whose processes have ended.
+// Differences returns what leads from one project to another. ended are the names of entries whose processes have
+// ended.
 func Differences(from, to *Project, ended []string) (all []Difference) {
 	for _, e := range from.Entries {
 		if !slices.ContainsFunc(to.Entries, func(o Entry) bool { return o.Name == e.Name }) {
@@ -98,8 +99,8 @@ func (s *Set) ended() (names []string) {
 	return names
 }
 
-// Apply makes the Set keep what p lists: it ends and starts only what differs. It returns when all entries are ready, or
-// with the errors of those that are not.
+// Apply makes the Set keep what p lists: it ends and starts only what differs. It returns when all entries are ready,
+// or with the errors of those that are not.
 func (s *Set) Apply(ctx context.Context, p Project) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()

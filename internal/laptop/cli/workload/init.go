@@ -35,7 +35,8 @@ func newInit(f *command.Factory) *cobra.Command {
 				text := firstProject(s.Prepared.Context, s.Prepared.Namespace, args[0])
 				out, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 				if errors.Is(err, fs.ErrExist) {
-					return api.Errorf(api.ExitUsage, "%s exists", file).WithHint("`kubevpn up` starts it; -f names another file")
+					return api.Errorf(api.ExitUsage, "%s exists", file).
+						WithHint("`kubevpn up` starts it; -f names another file")
 				} else if err != nil {
 					return err
 				}
