@@ -46,8 +46,7 @@ func TestGettingStarted(t *testing.T) {
 	if !strings.Contains(answer, `"host":"web-`) {
 		t.Errorf("%s: %s", commands[len(commands)-1], answer)
 	}
-	m.must(t, "kubevpn disconnect --all && kubevpn quit")
-	m.must(t, "helm uninstall kubevpn --namespace kubevpn --wait")
+	m.must(t, "kubevpn disconnect --all && kubevpn quit && kubevpn uninstall")
 	if left := w.installed(t); left != "" {
 		t.Errorf("left:\n%s", left)
 	}
@@ -85,7 +84,7 @@ func makeRelease(t *testing.T, images http.Handler, host string) string {
 	return release.Version
 }
 
-// cleanMachine is a Debian with nothing but curl and helm, on the network of the lab's laptop. Each command mounts its
+// cleanMachine is a Debian with nothing but curl, on the network of the lab's laptop. Each command mounts its
 // file systems in its own namespace.
 type cleanMachine struct {
 	*world
@@ -101,22 +100,16 @@ func newCleanMachine(t *testing.T, w *world, version string) *cleanMachine {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("debootstrap: %v\n%s", err, out)
 	}
-	helm, err := w.Helm(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	kubeconfig, err := w.Kubeconfig(lab.Admin)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dist := filepath.Join(moduleRoot(t), "bin", "dist")
 	for from, to := range map[string]string{
-		helm:       "usr/local/bin/helm",
 		kubeconfig: "root/.kube/config",
 		filepath.Join(dist, "kubevpn_"+version+"_linux_"+runtime.GOARCH+".tar.gz"): "root/",
 		filepath.Join(dist, "checksums.txt"):                                       "root/",
 		filepath.Join(dist, "install.sh"):                                          "root/",
-		filepath.Join(dist, "kubevpn-"+version+".tgz"):                             "root/",
 	} {
 		to = filepath.Join(m.root, to) + to[len(strings.TrimRight(to, "/")):]
 		if out, err := exec.CommandContext(t.Context(), "install", "-D", "-m", "0700", from, to).CombinedOutput(); err != nil {

@@ -271,7 +271,8 @@ func (o *upOptions) hold(ctx context.Context, p *project.Project) (release func(
 			return nil, err
 		}
 		defer events.Close()
-		cmd := exec.Command(o.f.Executable, append([]string{"--events=3"}, e.Held()...)...)
+		cmd := exec.CommandContext(ctx, o.f.Executable, append([]string{"--events=3"}, e.Held()...)...)
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 		cmd.Env, cmd.Dir, cmd.ExtraFiles = p.Environ, e.Directory, []*os.File{theirs}
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stderr, os.Stderr
 		err = cmd.Start()
