@@ -23,6 +23,8 @@ import (
 const (
 	// cleanTimeout is how long a process may clean up before it is killed.
 	cleanTimeout = 15 * time.Second
+	// afterTimeout limits a command after an entry, or after the project.
+	afterTimeout = time.Minute
 	maxLine      = 1 << 20 // of events and of output
 )
 
@@ -46,9 +48,7 @@ func (u *unit) run(ctx context.Context) {
 	}
 	if err == nil {
 		err = u.process(ctx)
-		if hook := u.command(context.WithoutCancel(ctx), "after", u.entry.After); hook != nil {
-			err = cmp.Or(err, hook)
-		}
+		err = cmp.Or(err, u.command(context.WithoutCancel(ctx), "after", u.entry.After))
 	}
 	switch {
 	case ctx.Err() != nil: // the Set has ended it
@@ -114,6 +114,11 @@ func meets(e api.ProjectEntry, need Need) (bool, error) {
 func (u *unit) command(ctx context.Context, what string, args []string) error {
 	if len(args) == 0 {
 		return nil
+	}
+	if what == "after" {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, afterTimeout)
+		defer cancel()
 	}
 	cmd := u.cmd(ctx, args[0], args[1:]...)
 	out := u.lines()
