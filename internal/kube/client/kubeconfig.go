@@ -167,7 +167,10 @@ func inCluster(env map[string]string, dir string) *clientcmdapi.Config {
 }
 
 // InPod reports whether the credentials are those of the pod that this program runs in: it is a pod of the cluster.
-func (c *Cluster) InPod() bool { return c.config.BearerTokenFile == filepath.Join(accountDir, "token") }
+// No Cluster has none.
+func (c *Cluster) InPod() bool {
+	return c != nil && c.config.BearerTokenFile == filepath.Join(accountDir, "token")
+}
 
 // rules returns where kubectl looks for a kubeconfig.
 func (in Inputs) rules() *clientcmd.ClientConfigLoadingRules {

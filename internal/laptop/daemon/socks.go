@@ -43,6 +43,7 @@ type proxy struct {
 
 	// run sets these.
 	resolver   *dns.Resolver
+	inPod      bool // this machine is a pod of the cluster
 	inside     func(netip.Addr) bool
 	dialInside func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
 }
@@ -63,6 +64,7 @@ func (p *proxy) status() *api.SOCKS {
 // run runs conn, and serves the proxy while it is connected. It closes the listener if it has served it.
 func (p *proxy) run(ctx context.Context, conn Connection, resolver *dns.Resolver) error {
 	p.inside, p.dialInside, p.resolver = conn.Inside, conn.DialFlow, resolver
+	p.inPod = conn.Cluster().InPod()
 	ctx, cancel := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -110,10 +112,11 @@ func (p *proxy) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 
 func (p *proxy) Changes() <-chan api.NetworkApplied { return nil }
 
-// routed reports whether an address is in the cluster's networks.
+// routed reports whether a name of the cluster may lead to an address: to one in the cluster's networks, and in a pod
+// to any, because the pod reaches it as others do. So it reaches the API server, which is never in these networks.
 func (p *proxy) routed(a netip.Addr) bool {
 	link := p.link.Load()
-	return link != nil && slices.ContainsFunc(link.Routes, func(r netip.Prefix) bool { return r.Contains(a) })
+	return p.inPod || link != nil && slices.ContainsFunc(link.Routes, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
 // addHeaders adds headers to a request for the cluster, unless the client has set them. Baggage gets another member.

@@ -157,6 +157,16 @@ func TestSOCKSReachesTheClusterByNameAndAddress(t *testing.T) {
 	}
 }
 
+// TestProxyOfAPodReachesTheAPIServer: its address is never routed, but the name kubernetes.default leads to it.
+func TestProxyOfAPodReachesTheAPIServer(t *testing.T) {
+	for _, inPod := range []bool{false, true} {
+		p := newProxy(nil, nil, discard())
+		if p.inPod = inPod; p.routed(netip.MustParseAddr("10.96.0.1")) != inPod {
+			t.Errorf("in a pod %v: the proxy accepts the address %v", inPod, !inPod)
+		}
+	}
+}
+
 func TestProxyAddsHeadersForTheClusterOnly(t *testing.T) {
 	testenv.NeedPrograms(t, "curl")
 	p, _, _ := startSOCKS(t, httpmatch.Named{Name: "x-user", Value: "me"}, httpmatch.Named{Name: "baggage", Value: "user=me"})
