@@ -96,6 +96,7 @@ var dev = []suite{
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},
+	{"ci", ciSuite},
 }
 
 // auto runs between the two netstacks, where connect chooses.
