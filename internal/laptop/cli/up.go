@@ -134,7 +134,11 @@ func (o *upOptions) show(p *project.Project) func(api.Event) {
 	for n, e := range p.Entries {
 		width, index[e.Name] = max(width, len(e.Name)), n
 	}
-	terminal := term.File(o.f.Out)
+	out := o.f.Out
+	if len(o.program) > 0 {
+		out = o.f.Errout // the standard output is that of the user's command
+	}
+	terminal := term.File(out)
 	if o.f.Dumb || o.f.Getenv("NO_COLOR") != "" {
 		terminal = nil
 	}
@@ -144,7 +148,7 @@ func (o *upOptions) show(p *project.Project) func(api.Event) {
 		case terminal != nil:
 			fmt.Fprintf(terminal, "\x1b[%dm%-*s |\x1b[0m %s\n", colours[index[e.Entry]%len(colours)], width, name, text)
 		default:
-			fmt.Fprintf(o.f.Out, "%-*s | %s\n", width, name, text)
+			fmt.Fprintf(out, "%-*s | %s\n", width, name, text)
 		}
 	}
 }
@@ -217,7 +221,11 @@ func (o *upOptions) keep(ctx context.Context, req project.Request, on func(api.E
 
 // read reads the project, for this machine.
 func (o *upOptions) read() (*project.Project, error) {
-	p, err := project.Read(project.Options{File: o.file, Profiles: o.profiles, Environ: o.f.Environ,
+	environ, err := absoluteKubeconfig(o.f.Environ)
+	if err != nil {
+		return nil, err
+	}
+	p, err := project.Read(project.Options{File: o.file, Profiles: o.profiles, Environ: environ,
 		Commands: projectCommands{o.f}, Similar: similar})
 	if err != nil || !o.rootless {
 		return p, err
@@ -231,6 +239,30 @@ func (o *upOptions) read() (*project.Project, error) {
 		e.Args = append([]string{flag}, e.Args...)
 	}
 	return p, nil
+}
+
+// absoluteKubeconfig returns an environment with absolute paths in KUBECONFIG, because the entries of a project run in
+// other directories.
+func absoluteKubeconfig(environ []string) ([]string, error) {
+	environ = slices.Clone(environ)
+	for n, entry := range environ {
+		list, found := strings.CutPrefix(entry, "KUBECONFIG=")
+		if !found {
+			continue
+		}
+		files := filepath.SplitList(list)
+		for i, file := range files {
+			abs, err := filepath.Abs(file)
+			if err != nil {
+				return nil, err
+			}
+			if file != "" {
+				files[i] = abs
+			}
+		}
+		environ[n] = "KUBECONFIG=" + strings.Join(files, string(filepath.ListSeparator))
+	}
+	return environ, nil
 }
 
 // withoutDevice reports whether this machine allows no connection of the whole machine.

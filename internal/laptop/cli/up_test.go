@@ -2,8 +2,10 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,7 +14,9 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/cli/term"
 	"kubevpn/internal/laptop/project"
 )
 
@@ -58,6 +62,40 @@ expose:
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("-want +got:\n%s", d)
+	}
+}
+
+// TestProjectsFindTheKubeconfig: the entries and the user's command run in other directories than this process.
+func TestProjectsFindTheKubeconfig(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	text := "defaults: {kubeconfig: east}\nproxy: {web: {workload: deployment/web}}\n"
+	if err := errors.Join(os.Mkdir("shop", 0o700), os.WriteFile("shop/kubevpn.yaml", []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	o := &upOptions{f: &command.Factory{Environ: []string{"KUBECONFIG=west:/etc/north"}}, file: "shop/kubevpn.yaml"}
+	p, err := o.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	east := []string{"--kubeconfig=" + filepath.Join(dir, "shop/east")}
+	if want := []string{"KUBECONFIG=" + filepath.Join(dir, "west") + ":/etc/north"}; !slices.Equal(p.Environ, want) ||
+		!slices.Equal(p.Cluster, east) || p.Entries[1].Args[0] != east[0] {
+		t.Errorf("%q %q %q, want %q %q", p.Environ, p.Cluster, p.Entries[1].Args, want, east)
+	}
+}
+
+// TestCommandOfAProjectHasTheStandardOutput: what its entries print does not mix with it.
+func TestCommandOfAProjectHasTheStandardOutput(t *testing.T) {
+	for _, program := range [][]string{nil, {"npm", "test"}} {
+		var out, errout strings.Builder
+		f := &command.Factory{Streams: term.Streams{Out: &out, Errout: &errout},
+			Lookup: func(string) (string, bool) { return "", false }}
+		(&upOptions{f: f, program: program}).show(&project.Project{})(api.Event{Entry: "web", Detail: "ready"})
+		shown := map[bool]string{true: errout.String(), false: out.String()}
+		if shown[program != nil] != "web | ready\n" || shown[program == nil] != "" {
+			t.Errorf("with the command %q: standard output %q, error %q", program, out.String(), errout.String())
+		}
 	}
 }
 

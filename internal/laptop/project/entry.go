@@ -193,7 +193,11 @@ func (r *reader) flag(flags *pflag.FlagSet, key, value *yaml.Node) (args []strin
 			add(v, r.text(v))
 		}
 	default:
-		add(value, r.text(value))
+		text := r.text(value)
+		if key.Value == "kubeconfig" && !filepath.IsAbs(text) {
+			text = filepath.Join(r.vars.dir, text) // programs run in other directories
+		}
+		add(value, text)
 	}
 	return args
 }
