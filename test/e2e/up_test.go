@@ -32,7 +32,9 @@ dev:
     workload: deployment/shop
     headers: {HEADER: "${ME}"}
     port: [8080:8080]
-    command: [APP, -name, laptop, -host, 127.0.0.1, -http, 8080]
+    command: |  # until somebody ends it, or a file is there
+      APP -name laptop -host 127.0.0.1 -http 8080 & trap "kill $$!" TERM
+      until test -e die || ! kill -0 $$!; do sleep 0.05; done; kill -9 $$!; exit 3
     healthcheck: {test: curl -fsS -o hit http://127.0.0.1:8080/, start_period: 20s}
 expose:
   hook: {port: PORT:8080, needs: {shop: {condition: service_healthy}}, profiles: [hook]}
@@ -135,7 +137,11 @@ func upSuite(t *testing.T, w *world) {
 		if r.code != 7 || !strings.Contains(r.stdout, "laptop") {
 			t.Error(r)
 		}
-		if reports, err := filepath.Glob(filepath.Join(dir, "kubevpn-report-*.tar.gz")); err != nil || len(reports) != 1 {
+		if r := up("--wait -- sh -c 'touch die; exec sleep 1000'"); r.code != int(api.ExitWorkload) || !strings.Contains(r.stderr, "shop: exit code 3") {
+			t.Errorf("a program that died is not reported: %v", r)
+		}
+		os.Remove(filepath.Join(dir, "die"))
+		if reports, err := filepath.Glob(filepath.Join(dir, "kubevpn-report-*.tar.gz")); err != nil || len(reports) != 2 {
 			t.Errorf("reports: %v %v", reports, err)
 		}
 		gone(t)

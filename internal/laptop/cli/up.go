@@ -211,10 +211,19 @@ func (o *upOptions) keep(ctx context.Context, req project.Request, on func(api.E
 		fmt.Fprintln(o.f.Errout, "Everything is up. Ctrl-C ends it.")
 		return <-ended
 	}
-	err = o.command(ctx, &req.Project)
+	running, stop := context.WithCancel(ctx)
+	over := make(chan error, 1)
+	go func() {
+		over <- <-ended
+		stop() // without the project, what the command sees means nothing
+	}()
+	if err = o.command(running, &req.Project); err == nil {
+		err = o.failed(running, &req.Project)
+	}
 	end()
-	if cleanup := <-ended; !errors.Is(cleanup, context.Canceled) {
-		err = errors.Join(err, cleanup)
+	if cleanup := <-over; cleanup != nil && !errors.Is(cleanup, context.Canceled) {
+		o.report(ctx, &req.Project)
+		return cleanup
 	}
 	return err
 }
@@ -346,6 +355,23 @@ func (o *upOptions) command(ctx context.Context, p *project.Project) error {
 		return command.ExitCode(cmp.Or(max(code, 0), 1))
 	}
 	return nil
+}
+
+// failed returns an error if an entry has failed while the command ran: what the command saw means nothing then.
+func (o *upOptions) failed(ctx context.Context, p *project.Project) error {
+	status, err := o.f.Status(ctx)
+	for _, other := range status.Projects {
+		for _, e := range other.Entries {
+			if other.File == p.File && e.State == api.ProjectFailed {
+				err = errors.Join(err, api.Errorf(api.ExitLost, "%s failed while the command ran: %s", e.Name,
+					e.Detail))
+			}
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		o.report(ctx, p)
+	}
+	return err
 }
 
 // report writes a report beside the project. It does not fail the command any further.

@@ -116,7 +116,8 @@ func (p *proxy) Changes() <-chan api.NetworkApplied { return nil }
 // to any, because the pod reaches it as others do. So it reaches the API server, which is never in these networks.
 func (p *proxy) routed(a netip.Addr) bool {
 	link := p.link.Load()
-	return p.inPod || link != nil && slices.ContainsFunc(link.Routes, func(r netip.Prefix) bool { return r.Contains(a) })
+	covers := func(r netip.Prefix) bool { return r.Contains(a) }
+	return p.inPod || link != nil && slices.ContainsFunc(link.Routes, covers)
 }
 
 // addHeaders adds headers to a request for the cluster, unless the client has set them. Baggage gets another member.
