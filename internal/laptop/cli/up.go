@@ -154,6 +154,10 @@ func (o *upOptions) show(p *project.Project) func(api.Event) {
 }
 
 func (o *upOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
+	if runtime.GOOS == "windows" {
+		return api.Errorf(api.ExitUsage, "`kubevpn up` does not run on Windows").
+			WithHint("run the commands of the file one by one")
+	}
 	o.rootless = o.rootless || o.withoutDevice(ctx)
 	p, err := o.read()
 	if err != nil {
@@ -217,9 +221,7 @@ func (o *upOptions) keep(ctx context.Context, req project.Request, on func(api.E
 		over <- <-ended
 		stop() // without the project, what the command sees means nothing
 	}()
-	if err = o.command(running, &req.Project); err == nil {
-		err = o.failed(running, &req.Project)
-	}
+	err = o.command(running, &req.Project)
 	end()
 	if cleanup := <-over; cleanup != nil && !errors.Is(cleanup, context.Canceled) {
 		o.report(ctx, &req.Project)
@@ -349,12 +351,14 @@ func (o *upOptions) command(ctx context.Context, p *project.Project) error {
 		return api.Errorf(api.ExitUsage, "cannot run the command: %w", err)
 	}
 	if code := cmd.ProcessState.ExitCode(); code != 0 {
-		if ctx.Err() == nil {
-			o.report(ctx, p)
-		}
-		return command.ExitCode(cmp.Or(max(code, 0), 1))
+		err = command.ExitCode(cmp.Or(max(code, 0), 1))
+	} else {
+		err = o.failed(ctx, p)
 	}
-	return nil
+	if err != nil && ctx.Err() == nil {
+		o.report(ctx, p)
+	}
+	return err
 }
 
 // failed returns an error if an entry has failed while the command ran: what the command saw means nothing then.
@@ -367,9 +371,6 @@ func (o *upOptions) failed(ctx context.Context, p *project.Project) error {
 					e.Detail))
 			}
 		}
-	}
-	if err != nil && ctx.Err() == nil {
-		o.report(ctx, p)
 	}
 	return err
 }

@@ -368,6 +368,9 @@ func (r *reader) entries(root *yaml.Node, dir string) {
 		key := &yaml.Node{Value: KindConnect}
 		e, _ := r.entry(KindConnect, dir, key, &yaml.Node{Kind: yaml.MappingNode}, defaults)
 		r.project.Entries = slices.Insert(r.project.Entries, 0, e)
+		if names[e.Name] != nil {
+			r.problem(names[e.Name], "the connection has the name %s", e.Name)
+		}
 	}
 	for _, e := range r.project.Entries {
 		for need := range e.Needs {

@@ -110,6 +110,7 @@ proxy:
     headers: ["a=${UNSET}", "b=${USER"]
   twice: {workload: deployment/web}
   bad: {workload: x/y, headers: bad}
+  connect: {workload: x/z}
   list: [a]
 dev:
   a: {needs: [b], healthcheck: {retries: 0, interval: soon, tset: x}}
@@ -124,17 +125,18 @@ kubevpn.yaml:8:15: the variable UNSET is not set: set it, or write ${UNSET:-DEFA
 kubevpn.yaml:8:29: "${USER" has no }
 kubevpn.yaml:9:3: twice intercepts deployment/web, as web does: the last one would replace the other
 kubevpn.yaml:10:24: bad: --headers: it is bad
-kubevpn.yaml:11:9: list is a mapping of keys
-kubevpn.yaml:13:3: a and b need each other
-kubevpn.yaml:13:32: healthcheck requires test
-kubevpn.yaml:13:42: retries: "0" is not a positive number
-kubevpn.yaml:13:55: interval: "soon" is not a duration such as 10s
-kubevpn.yaml:13:61: unknown key "tset" of healthcheck
-kubevpn.yaml:14:3: b and a need each other
-kubevpn.yaml:14:3: b needs c, which is no entry
-kubevpn.yaml:14:30: condition: "soon" is none of service_started, service_healthy and service_completed_successfully
-kubevpn.yaml:14:56: this must be one value
-kubevpn.yaml:15:8: clone is a mapping from names to entries
+kubevpn.yaml:11:3: the connection has the name connect
+kubevpn.yaml:12:9: list is a mapping of keys
+kubevpn.yaml:14:3: a and b need each other
+kubevpn.yaml:14:32: healthcheck requires test
+kubevpn.yaml:14:42: retries: "0" is not a positive number
+kubevpn.yaml:14:55: interval: "soon" is not a duration such as 10s
+kubevpn.yaml:14:61: unknown key "tset" of healthcheck
+kubevpn.yaml:15:3: b and a need each other
+kubevpn.yaml:15:3: b needs c, which is no entry
+kubevpn.yaml:15:30: condition: "soon" is none of service_started, service_healthy and service_completed_successfully
+kubevpn.yaml:15:56: this must be one value
+kubevpn.yaml:16:8: clone is a mapping from names to entries
 kubevpn.local.yaml:1:9: the variable ALSO is not set: set it, or write ${ALSO:-DEFAULT}; $$ is a dollar`
 	_, err := Read(o)
 	if err == nil {
