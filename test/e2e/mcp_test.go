@@ -3,11 +3,13 @@
 package e2e
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/test/lab"
 )
 
@@ -18,6 +20,13 @@ func mcpSuite(t *testing.T, w *world) {
 	l.connect(t)
 	l.startApp(t, "laptop")
 	v := w.visitor(t)
+	// The endpoints of the Service follow its pods a moment later.
+	testenv.Eventually(t, soon, func() error {
+		if r := l.sh(t, "curl -fsS -o /dev/null --max-time 5 http://shop.mcp-shop/"); r.code != 0 {
+			return errors.New(r.stderr)
+		}
+		return nil
+	})
 
 	looks := l.assistant(t)
 	for name, tt := range map[string]struct {
