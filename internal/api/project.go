@@ -19,6 +19,7 @@ type ProjectEntry struct {
 	Name   string       `json:"name"`
 	State  ProjectState `json:"state"`
 	Detail string       `json:"detail,omitempty"` // why, or what it waits for
+	Code   ExitCode     `json:"code,omitempty"`   // of a failure
 	Since  time.Time    `json:"since"`
 }
 

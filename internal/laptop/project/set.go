@@ -3,7 +3,6 @@ package project
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"path/filepath"
 	"reflect"
@@ -142,12 +141,17 @@ func (s *Set) begin(p Project, e Entry) {
 
 // set changes the state of an entry.
 func (s *Set) set(e Entry, state api.ProjectState, detail string) {
+	s.change(api.ProjectEntry{Kind: e.Kind, Name: e.Name, State: state, Detail: detail})
+}
+
+func (s *Set) change(e api.ProjectEntry) {
+	e.Since = time.Now()
 	s.state.Update(func(m *map[string]api.ProjectEntry) {
 		next := maps.Clone(*m)
 		if next == nil {
 			next = map[string]api.ProjectEntry{}
 		}
-		next[e.Name] = api.ProjectEntry{Kind: e.Kind, Name: e.Name, State: state, Detail: detail, Since: time.Now()}
+		next[e.Name] = e
 		*m = next
 	})
 }
@@ -158,14 +162,14 @@ func (s *Set) ready(ctx context.Context, p Project) error {
 	for _, e := range p.Entries {
 		healthy[e.Name] = e.Health != nil
 	}
-	var failed []string
+	var failed []api.ProjectEntry
 	_, err := s.state.Await(ctx, func(m map[string]api.ProjectEntry) bool {
 		failed = nil
 		waiting := false
 		for name, e := range m {
 			switch e.State {
 			case api.ProjectFailed, api.ProjectUnhealthy:
-				failed = append(failed, fmt.Sprintf("%s: %s", name, e.Detail))
+				failed = append(failed, e)
 			case api.ProjectRunning:
 				waiting = waiting || healthy[name]
 			case api.ProjectWaiting, api.ProjectStarting:
@@ -230,14 +234,14 @@ func (s *Set) hook(ctx context.Context, p Project, name string, args []string) e
 
 // Ended waits until all programs and intercepts have ended, or ctx does. It returns an error if one has failed.
 func (s *Set) Ended(ctx context.Context) error {
-	var failed []string
+	var failed []api.ProjectEntry
 	_, err := s.state.Await(ctx, func(m map[string]api.ProjectEntry) bool {
 		failed = nil
 		others := 0
 		for _, e := range m {
 			switch {
 			case e.State == api.ProjectFailed:
-				failed = append(failed, e.Name+": "+e.Detail)
+				failed = append(failed, e)
 			case e.Kind != KindConnect && e.State != api.ProjectCompleted:
 				return false
 			}
@@ -253,13 +257,25 @@ func (s *Set) Ended(ctx context.Context) error {
 	return failure(failed)
 }
 
-// failure returns an error that lists what has failed, or nil.
-func failure(failed []string) error {
+// failure returns an error that lists what has failed, or nil. It has their exit code, if that is one.
+func failure(failed []api.ProjectEntry) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	slices.Sort(failed)
-	return api.Errorf(api.ExitWorkload, "%s", strings.Join(failed, "\n"))
+	codes := map[api.ExitCode]bool{}
+	for _, e := range failed {
+		if e.Code > api.ExitUnexpected { // else it is of a program, or follows from another
+			codes[e.Code] = true
+		}
+	}
+	code := api.ExitWorkload
+	if len(codes) == 1 {
+		for code = range codes {
+		}
+	}
+	lines := api.Texts(failed, func(e api.ProjectEntry) string { return e.Name + ": " + e.Detail })
+	slices.Sort(lines)
+	return api.Errorf(code, "%s", strings.Join(lines, "\n"))
 }
 
 // Status returns the project with the states of its entries.

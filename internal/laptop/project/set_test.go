@@ -12,13 +12,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"kubevpn/internal/api"
 )
 
 // kubevpn is a program in place of kubevpn: it notes its life in a file, and fails if its last argument is "fail".
 const kubevpn = `#!/bin/sh
 for last; do :; done
 echo "start $last" >> "$LOG"
-[ "$last" = fail ] && { echo '{"error":{"code":60,"message":"no such workload"}}' >&3; exit 60; }
+[ "$last" = fail ] && { echo '{"error":{"code":62,"message":"no such workload"}}' >&3; exit 62; }
 trap 'echo "end $last" >> "$LOG"; exit 0' TERM
 echo '{"held":true}' >&3
 [ "$last" = once ] && exit 0
@@ -155,19 +157,21 @@ func TestApplyReportsWhatFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		entry Entry
 		want  string
+		code  api.ExitCode
 	}{
-		"an error":        {Entry{Name: "a", Args: []string{"fail"}}, "a: no such workload"},
-		"a healthcheck":   {Entry{Name: "b", Health: unhealthy}, "b: the healthcheck fails: exit status 1: no"},
-		"the hook before": {Entry{Name: "c", Before: []string{"false"}}, "c: before: false: exit status 1"},
-		"a need":          {Entry{Name: "d", Needs: map[string]Need{"gone": Started}}, "gone: no such workload"},
+		"an error":        {Entry{Name: "a", Args: []string{"fail"}}, "a: no such workload", 62},
+		"a healthcheck":   {Entry{Name: "b", Health: unhealthy}, "b: the healthcheck fails: exit status 1: no", api.ExitWorkload},
+		"the hook before": {Entry{Name: "c", Before: []string{"false"}}, "c: before: false: exit status 1", api.ExitWorkload},
+		"a need":          {Entry{Name: "d", Needs: map[string]Need{"gone": Started}}, "gone: no such workload", 62},
 	} {
 		t.Run(name, func(t *testing.T) {
 			entries := []Entry{tt.entry}
 			if len(tt.entry.Needs) > 0 {
 				entries = append(entries, Entry{Name: "gone", Args: []string{"fail"}})
 			}
-			if err := s.Apply(t.Context(), s.project(entries...)); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want %s", err, tt.want)
+			err := s.Apply(t.Context(), s.project(entries...))
+			if e := api.AsError(err); e == nil || !strings.Contains(e.Message, tt.want) || e.Code != tt.code {
+				t.Errorf("got %+v, want %s", e, tt.want)
 			}
 		})
 	}

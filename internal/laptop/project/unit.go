@@ -53,7 +53,8 @@ func (u *unit) run(ctx context.Context) {
 	switch {
 	case ctx.Err() != nil: // the Set has ended it
 	case err != nil:
-		u.set.set(u.entry, api.ProjectFailed, api.OneLine(err.Error()))
+		u.set.change(api.ProjectEntry{Kind: u.entry.Kind, Name: u.entry.Name, State: api.ProjectFailed,
+			Detail: api.OneLine(err.Error()), Code: api.AsError(err).Code})
 	default:
 		u.set.set(u.entry, api.ProjectCompleted, "")
 	}
