@@ -48,8 +48,6 @@ type Result struct {
 }
 
 const (
-	useIt, mayNotUse = "use it", "you may not use it"
-
 	stepInstall = "Installing the traffic manager"
 	stepWait    = "Waiting for the traffic manager"
 )
@@ -89,6 +87,7 @@ type denial struct {
 	err     error // for the user, if there is no other namespace
 	text    string
 	denials []client.Permission
+	exists  bool // a manager is there
 }
 
 func (d *denial) Error() string { return d.err.Error() }
@@ -140,7 +139,7 @@ func (e *ensurer) findOrInstall(ctx context.Context) error {
 	if also, denied := errors.AsType[*denial](err); denied {
 		return e.bothDenied(ctx, ns, no, fallback, also)
 	}
-	if err != nil || e.result.Lease.UID != "" && no.text != mayNotUse { // the latter tells of a better one
+	if err != nil || e.result.Lease.UID != "" && !no.exists { // the latter tells of a better one
 		return err
 	}
 	e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a "+
@@ -195,7 +194,9 @@ func (e *ensurer) try(ctx context.Context, ns string) error {
 	case s.managerErr != nil:
 		return s.managerErr
 	case len(s.lacking) > 0:
-		return e.mayNot(ctx, ns, useIt, s.lacking)
+		d := e.mayNot(ctx, ns, "use it", s.lacking)
+		d.exists = true
+		return d
 	}
 	return e.use(ctx, ns, s)
 }

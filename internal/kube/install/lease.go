@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -18,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/kube/client"
+	"kubevpn/internal/kube/workloads"
 )
 
 // A temporary traffic manager belongs to a Job that never has a pod. Kubernetes ends the Job at its deadline, deletes
@@ -82,7 +82,7 @@ func (l Lease) renew(ctx context.Context, kube kubernetes.Interface, lasts time.
 	meta := map[string]any{"uid": l.UID, "annotations": map[string]any{
 		annotationRenewed: time.Now().UTC().Format(time.RFC3339Nano)}}
 	job, err := patch(map[string]any{"metadata": meta})
-	if err == nil && !ended(job) {
+	if err == nil && !workloads.JobEnded(job) {
 		// The API server has just noted its time; this machine's clock may be wrong.
 		deadline := int64((age(job) + lasts) / time.Second)
 		job, err = patch(map[string]any{"metadata": meta, "spec": map[string]any{"activeDeadlineSeconds": deadline}})
@@ -93,7 +93,7 @@ func (l Lease) renew(ctx context.Context, kube kubernetes.Interface, lasts time.
 	case err != nil:
 		return false, fmt.Errorf("renewing the lease of the traffic manager: %w", err)
 	}
-	return !ended(job), nil
+	return !workloads.JobEnded(job), nil
 }
 
 // age returns how long the Job had existed when it was last renewed.
@@ -105,13 +105,6 @@ func age(job *batchv1.Job) time.Duration {
 		}
 	}
 	return renewed.Sub(job.CreationTimestamp.Time)
-}
-
-func ended(job *batchv1.Job) bool {
-	over := func(c batchv1.JobCondition) bool {
-		return c.Status == corev1.ConditionTrue && c.Type != batchv1.JobSuspended
-	}
-	return job.DeletionTimestamp != nil || slices.ContainsFunc(job.Status.Conditions, over)
 }
 
 // toLease returns the permissions for a temporary manager.
@@ -143,7 +136,7 @@ func (e *ensurer) lease(ctx context.Context, ns string) (Lease, error) {
 			if err == nil && ptr.Deref(made.Spec.Parallelism, 1) != 0 {
 				return false, api.Errorf(api.ExitConflict, "the Job %s/%s is not kubevpn's", ns, ManagerName)
 			}
-			if apierrors.IsNotFound(err) || err == nil && ended(made) {
+			if apierrors.IsNotFound(err) || err == nil && workloads.JobEnded(made) {
 				return true, nil
 			}
 		}

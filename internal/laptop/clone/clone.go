@@ -359,7 +359,7 @@ func taken(by *batchv1.Job, owner string) *api.Error {
 func (c *Clone) awaitAbandoned(ctx context.Context, there *batchv1.Job) error {
 	done := c.step("Waiting for an earlier daemon to renew the %s %s", c.kind(), there.Name)
 	now := there
-	for began := time.Now(); !finished(now) && time.Since(began) < aliveTimeout; {
+	for began := time.Now(); !workloads.JobEnded(now) && time.Since(began) < aliveTimeout; {
 		if !wakeup.Pause(ctx, retryPause) {
 			return ctx.Err()
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/kube/workloads"
 )
 
 // endChecks is how often the Job is checked, retryPause apart, after one of its pods has ended.
@@ -165,7 +165,7 @@ func (c *Clone) renew(ctx context.Context, job *batchv1.Job, at time.Duration) (
 		return jobDeleted, nil
 	case err != nil:
 		return jobLives, fmt.Errorf("cannot renew the lease of the clone: %w", err)
-	case finished(there):
+	case workloads.JobEnded(there):
 		return jobEnded, nil
 	}
 	return jobLives, nil
@@ -197,14 +197,6 @@ func (c *Clone) isOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.over
-}
-
-func finished(j *batchv1.Job) bool {
-	return j.DeletionTimestamp != nil || slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
-		return c.Status == corev1.ConditionTrue &&
-			(c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed || c.Type == batchv1.JobFailureTarget ||
-				c.Type == batchv1.JobSuccessCriteriaMet)
-	})
 }
 
 // age is the age of an object in the cluster, whose clocks continue while this machine sleeps.
