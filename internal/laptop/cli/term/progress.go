@@ -47,26 +47,25 @@ func (s *Streams) Report(ctx context.Context, output *Format,
 	if asJSON {
 		p = jsonLines{s.Out}
 	}
-	var also Progress = jsonLines{io.Discard}
+	outputs := []Progress{p}
 	if s.Events > 0 {
 		file := os.NewFile(uintptr(s.Events), "events")
 		closeOnExec(s.Events) // of the programs that this one starts, none writes events
 		defer file.Close()
-		also = jsonLines{file}
+		outputs = append(outputs, jsonLines{file})
 	}
 	defer p.Stop()
 	shown := false
 	err := do(ctx, func(e api.Event) {
 		shown = shown || e.Error != nil
-		p.Show(e)
-		also.Show(e)
+		for _, o := range outputs {
+			o.Show(e)
+		}
 	}, p.Stop)
 	p.Stop()
-	if err != nil && !shown {
-		e := api.Event{Error: AsError(ctx, err)}
-		also.Show(e)
-		if asJSON {
-			p.Show(e)
+	for _, o := range outputs {
+		if lines, is := o.(jsonLines); is && err != nil && !shown { // people get the error from Main
+			lines.Show(api.Event{Error: AsError(ctx, err)})
 		}
 	}
 	return err
