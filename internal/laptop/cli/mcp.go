@@ -18,6 +18,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/laptop/cli/command"
+	"kubevpn/internal/laptop/project"
 	"kubevpn/internal/process/version"
 )
 
@@ -164,11 +165,12 @@ func (t *tool) schema(cmd *cobra.Command) *jsonschema.Schema {
 	for _, name := range t.flags {
 		flag := cmd.Flag(name)
 		property := &jsonschema.Schema{Type: "string", Description: flag.Usage}
-		if kind := flag.Value.Type(); strings.HasPrefix(kind, "string") && kind != "string" {
+		switch {
+		case project.IsList(flag):
 			property = several(flag.Usage)
-		} else if kind == "bool" {
+		case flag.Value.Type() == "bool":
 			property.Type = "boolean"
-		} else if kind == "int" {
+		case flag.Value.Type() == "int":
 			property.Type = "integer"
 		}
 		all.Properties[name] = property

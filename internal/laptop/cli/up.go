@@ -393,32 +393,34 @@ var notInProjects = []string{"output", "foreground", "attached", "reconnect", "u
 
 func (c projectCommands) find(kind string) *cobra.Command {
 	f := *c.f
-	f.In = strings.NewReader("") // nothing is asked
-	cmd, _, err := newRoot(&f, false).Find([]string{kind})
-	if err != nil {
-		panic(err) // a test lists all kinds
+	f.In = strings.NewReader("")            // nothing is asked
+	for _, group := range commandGroups() { // not newRoot: a file has many entries
+		for _, cmd := range group.commands(&f) {
+			if cmd.Name() == kind {
+				(&cobra.Command{Use: "kubevpn"}).AddCommand(cmd) // which messages name
+				return cmd
+			}
+		}
 	}
-	return cmd
+	panic("there is no command " + kind) // a test lists all kinds
 }
 
-func (c projectCommands) Flags(kind string) *pflag.FlagSet {
-	out := pflag.NewFlagSet(kind, pflag.ContinueOnError)
-	c.find(kind).Flags().VisitAll(func(f *pflag.Flag) {
+func (c projectCommands) New(kind string) (flags *pflag.FlagSet, check func(args []string) error) {
+	cmd := c.find(kind)
+	flags = pflag.NewFlagSet(kind, pflag.ContinueOnError)
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden && !slices.Contains(notInProjects, f.Name) {
-			out.AddFlag(f)
+			flags.AddFlag(f)
 		}
 	})
-	return out
-}
-
-func (c projectCommands) Check(kind string, args []string) error {
-	cmd := c.find(kind)
-	if err := cmd.ParseFlags(args); err != nil {
-		return err
+	return flags, func(args []string) error {
+		if err := cmd.ParseFlags(args); err != nil {
+			return err
+		}
+		args = cmd.Flags().Args()
+		if err := cmd.ValidateArgs(args); err != nil || cmd.PreRunE == nil {
+			return err
+		}
+		return cmd.PreRunE(cmd, args)
 	}
-	args = cmd.Flags().Args()
-	if err := cmd.ValidateArgs(args); err != nil || cmd.PreRunE == nil {
-		return err
-	}
-	return cmd.PreRunE(cmd, args)
 }

@@ -139,8 +139,9 @@ func projectSchema() *jsonschema.Schema {
 	defaults := map[string]*jsonschema.Schema{}
 	for _, kind := range project.Kinds {
 		entry := map[string]*jsonschema.Schema{}
-		projectCommands{&command.Factory{}}.Flags(kind).VisitAll(func(f *pflag.Flag) {
-			if entry[f.Name] = value(f.Usage); strings.HasSuffix(f.Value.Type(), "Array") || strings.HasSuffix(f.Value.Type(), "Slice") {
+		flags, _ := projectCommands{&command.Factory{}}.New(kind)
+		flags.VisitAll(func(f *pflag.Flag) {
+			if entry[f.Name] = value(f.Usage); project.IsList(f) {
 				entry[f.Name] = list(f.Usage)
 			}
 			defaults[f.Name] = entry[f.Name].CloneSchemas()

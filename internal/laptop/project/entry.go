@@ -42,7 +42,7 @@ func Keys(kind string) map[string]string {
 // entry reads one entry. active is false if it belongs to other profiles; then it is checked all the same.
 func (r *reader) entry(kind, dir string, key, value, defaults *yaml.Node) (e Entry, active bool) {
 	e, active = Entry{Kind: kind, Name: key.Value, Directory: dir}, true
-	flags := r.Commands.Flags(kind)
+	flags, check := r.Commands.New(kind)
 	at := map[string]*yaml.Node{} // keys by the flag
 	var words, ports []string
 	if value.Kind != yaml.MappingNode && value.Tag != "!!null" {
@@ -88,7 +88,10 @@ func (r *reader) entry(kind, dir string, key, value, defaults *yaml.Node) (e Ent
 		words = append([]string{e.Name}, ports...)
 	}
 	e.Args = append(e.Args, words...)
-	r.check(e, key, at)
+	if len(e.Program) > 0 {
+		words = slices.Concat(words, []string{"--"}, e.Program)
+	}
+	r.check(e.Name, key, at, func() error { return check(words) })
 	return e, active
 }
 
@@ -102,7 +105,7 @@ func names(kind string, flags *pflag.FlagSet) (all []string) {
 }
 
 // check reports what the command itself finds wrong, at the key of the flag that its error names.
-func (r *reader) check(e Entry, key *yaml.Node, at map[string]*yaml.Node) {
+func (r *reader) check(name string, key *yaml.Node, at map[string]*yaml.Node, check func() error) {
 	for _, p := range r.problems {
 		if p.line >= key.Line && slices.ContainsFunc(slices.Collect(maps.Values(at)), func(n *yaml.Node) bool {
 			return n.Line == p.line
@@ -110,18 +113,14 @@ func (r *reader) check(e Entry, key *yaml.Node, at map[string]*yaml.Node) {
 			return // what follows from a wrong value helps nobody
 		}
 	}
-	args := e.Args
-	if len(e.Program) > 0 {
-		args = slices.Concat(args, []string{"--"}, e.Program)
-	}
-	err := r.Commands.Check(e.Kind, args)
+	err := check()
 	if err == nil {
 		return
 	}
 	if flag, found := strings.CutPrefix(err.Error(), "--"); found {
 		key = cmp.Or(at[strings.FieldsFunc(flag, func(c rune) bool { return c == ':' || c == ' ' })[0]], key)
 	}
-	r.problem(key, "%s: %v", e.Name, err)
+	r.problem(key, "%s: %v", name, err)
 }
 
 // checkTwice reports entries that intercept a workload that another one intercepts: the last one would replace it.
@@ -161,7 +160,8 @@ var matches = []string{"proxy", "headers", "baggage", "cookie", "query", "path",
 func (r *reader) checkDefaults(defaults *yaml.Node) {
 	var all []string
 	for _, kind := range Kinds {
-		r.Commands.Flags(kind).VisitAll(func(f *pflag.Flag) { all = append(all, f.Name) })
+		flags, _ := r.Commands.New(kind)
+		flags.VisitAll(func(f *pflag.Flag) { all = append(all, f.Name) })
 	}
 	for key := range pairs(cmp.Or(defaults, &yaml.Node{})) {
 		if !slices.Contains(all, key.Value) {
@@ -179,7 +179,7 @@ func (r *reader) flag(flags *pflag.FlagSet, key, value *yaml.Node) (args []strin
 		}
 		args = append(args, "--"+key.Value+"="+text)
 	}
-	if value.Kind != yaml.ScalarNode && !isList(flags.Lookup(key.Value)) {
+	if value.Kind != yaml.ScalarNode && !IsList(flags.Lookup(key.Value)) {
 		r.problem(value, "%s takes one value", key.Value)
 		return nil
 	}
@@ -202,7 +202,8 @@ func (r *reader) flag(flags *pflag.FlagSet, key, value *yaml.Node) (args []strin
 	return args
 }
 
-func isList(f *pflag.Flag) bool {
+// IsList reports whether a flag may be repeated.
+func IsList(f *pflag.Flag) bool {
 	return strings.HasSuffix(f.Value.Type(), "Slice") || strings.HasSuffix(f.Value.Type(), "Array")
 }
 

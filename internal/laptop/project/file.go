@@ -99,10 +99,9 @@ const (
 
 // Commands are the commands of kubevpn.
 type Commands interface {
-	// Flags returns new flags of a command: those that a project may set.
-	Flags(kind string) *pflag.FlagSet
-	// Check returns what is wrong with the arguments of a command, as far as it knows without a cluster.
-	Check(kind string, args []string) error
+	// New returns the flags of a new command that a project may set. check returns what is wrong with their values
+	// and with arguments, as far as the command knows without a cluster.
+	New(kind string) (flags *pflag.FlagSet, check func(args []string) error)
 }
 
 // Options configures Read.
@@ -289,9 +288,8 @@ func find(n *yaml.Node, name string) *yaml.Node {
 func (r *reader) read(root *yaml.Node) {
 	dir := filepath.Dir(r.project.File)
 	r.vars = variables{dir: dir, values: map[string]string{}}
+	r.vars.add(r.Environ) // env_file itself has no others
 	if n := find(root, "env_file"); n != nil {
-		r.vars.values = map[string]string{} // env_file itself has the environment's variables only
-		r.vars.add(r.Environ)
 		for _, file := range r.texts(n) {
 			if !filepath.IsAbs(file) {
 				file = filepath.Join(dir, file)
@@ -323,7 +321,7 @@ func (r *reader) read(root *yaml.Node) {
 		}
 	}
 	r.entries(root, dir)
-	flags := r.Commands.Flags(KindConnect)
+	flags, _ := r.Commands.New(KindConnect)
 	for key, value := range pairs(cmp.Or(find(root, "defaults"), &yaml.Node{})) {
 		if slices.Contains([]string{"kubeconfig", "context", "namespace"}, key.Value) {
 			r.project.Cluster = append(r.project.Cluster, r.flag(flags, key, value)...)

@@ -16,24 +16,23 @@ import (
 // commands are the flags of the tests.
 type commands struct{}
 
-func (commands) Flags(kind string) *pflag.FlagSet {
+func (commands) New(kind string) (*pflag.FlagSet, func(args []string) error) {
 	f := pflag.NewFlagSet(kind, pflag.ContinueOnError)
 	f.String("namespace", "", "")
-	if kind != KindConnect {
-		f.StringArray("headers", nil, "")
-		f.Bool("mirror", false, "")
+	if kind == KindConnect {
+		return f, func([]string) error { return nil }
 	}
+	headers := f.StringArray("headers", nil, "")
+	f.Bool("mirror", false, "")
 	if kind == kindDev {
 		f.StringArray("env", nil, "")
 	}
-	return f
-}
-
-func (commands) Check(_ string, args []string) error {
-	if slices.Contains(args, "--headers=bad") {
-		return fmt.Errorf("--headers: it is bad")
+	return f, func([]string) error {
+		if slices.Contains(*headers, "bad") {
+			return fmt.Errorf("--headers: it is bad")
+		}
+		return nil
 	}
-	return nil
 }
 
 // write writes files, the first of which is kubevpn.yaml, and returns how to read it.

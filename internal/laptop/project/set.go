@@ -43,7 +43,7 @@ type Request struct {
 
 // Difference is what Apply would do with an entry.
 type Difference struct {
-	Change string `json:"change"` // start, restart, stop, keep
+	Change string // start, restart, stop, keep
 	Entry
 }
 
@@ -60,14 +60,8 @@ func (d Difference) String() string {
 }
 
 // Differences returns what Apply would do.
-func (s *Set) Differences(to *Project) []Difference {
-	from := s.project.Load()
-	return Differences(&from, to, s.ended())
-}
-
-// Differences returns what leads from one project to another. ended are the names of entries whose processes have
-// ended.
-func Differences(from, to *Project, ended []string) (all []Difference) {
+func (s *Set) Differences(to *Project) (all []Difference) {
+	from, ended := s.project.Load(), s.ended()
 	for _, e := range from.Entries {
 		if !slices.ContainsFunc(to.Entries, func(o Entry) bool { return o.Name == e.Name }) {
 			all = append(all, Difference{stop, e})
@@ -262,16 +256,15 @@ func failure(failed []api.ProjectEntry) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	codes := map[api.ExitCode]bool{}
+	var codes []api.ExitCode
 	for _, e := range failed {
 		if e.Code > api.ExitUnexpected { // else it is of a program, or follows from another
-			codes[e.Code] = true
+			codes = append(codes, e.Code)
 		}
 	}
 	code := api.ExitWorkload
-	if len(codes) == 1 {
-		for code = range codes {
-		}
+	if slices.Sort(codes); len(slices.Compact(codes)) == 1 {
+		code = codes[0]
 	}
 	lines := api.Texts(failed, func(e api.ProjectEntry) string { return e.Name + ": " + e.Detail })
 	slices.Sort(lines)
